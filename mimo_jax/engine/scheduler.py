@@ -1,0 +1,199 @@
+"""Who runs in the next step. Decisions over ints: neither JAX nor arrays.
+
+Continuous batching with chunked prefill. Each iteration decodes one token for every running sequence that is past its prompt and
+computes at most one batch of prompt chunks, so:
+
+- a running sequence waits at most one prefill batch (`prefill_tokens` tokens) between two of its tokens;
+- prompts are admitted in order of arrival; the `prefill_rows` oldest ones share the prefill batch evenly, so a short prompt behind
+  a long one does not wait for all of it, and the oldest always advances;
+- a request is admitted when both pools have room for all it can ever hold. Nobody overtakes the head of the queue, so it runs as
+  soon as enough of the running ones have ended.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from mimo_jax.engine.pages import PagePool
+from mimo_jax.engine.request import FinishReason, Request
+from mimo_jax.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Numbers that bound a step and a sequence. `window_tokens` 0: the model has no window layers; likewise `has_full`."""
+
+    max_seqs: int
+    max_model_tokens: int
+    prefill_tokens: int
+    prefill_rows: int
+    full_page_tokens: int
+    window_page_tokens: int
+    window_tokens: int
+    has_full: bool
+
+    def chunk_tokens(self, rows: int) -> int:
+        """Prompt tokens of one row when so many share a prefill batch: all of them, or an even share."""
+        return self.prefill_tokens if rows == 1 else self.prefill_tokens // self.prefill_rows
+
+    def full_pages(self, tokens: int) -> int:
+        return -(-tokens // self.full_page_tokens) if self.has_full else 0
+
+    def window_pages(self, step: int) -> int:
+        """Window pages that a step of so many tokens can touch (see cache.window_table_pages)."""
+        if not self.window_tokens:
+            return 0
+        return (self.window_tokens - 1 + step + self.window_page_tokens - 2) // self.window_page_tokens + 1
+
+    def stored_tokens(self, prompt: int, max_tokens: int) -> int:
+        """Tokens whose keys and values a request stores at most: the last one sampled is never fed back."""
+        return prompt + max_tokens - 1
+
+    def needed(self, request: Request) -> tuple[int, int]:
+        """Pages of (full, window) that the request can hold at once at most. The one formula for validation and admission."""
+        stored = self.stored_tokens(len(request.prompt), request.max_tokens)
+        window = min(self.window_pages(min(self.prefill_tokens, stored)), self.window_ceiling(stored))
+        return self.full_pages(stored), window
+
+    def window_ceiling(self, tokens: int) -> int:
+        return -(-tokens // self.window_page_tokens) if self.window_tokens else 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence's part of a step: `count` tokens from position `start`; `samples` if they reach the last known one."""
+
+    request: Request
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One device call: all rows decode (count 1) or all are prompt chunks."""
+
+    rows: tuple[Row, ...]
+    decode: bool
+
+
+class Scheduler:
+    """Owns the queue, the running set and both pools. The order of calls: plan, then commit each plan; abort between steps."""
+
+    def __init__(self, limits: Limits, full: PagePool, window: PagePool) -> None:
+        self.limits = limits
+        self.full = full
+        self.window = window
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+    def check_fits(self, request: Request) -> None:
+        """Raises RequestError when the request could not run even alone in empty pools."""
+        full, window = self.limits.needed(request)
+        page = self.limits.full_page_tokens
+        if full > self.full.total:
+            stored = self.limits.stored_tokens(len(request.prompt), request.max_tokens)
+            raise RequestError(
+                f"a prompt of {len(request.prompt)} tokens with max_tokens={request.max_tokens} needs room for {stored} "
+                f"tokens; the full-attention cache has room for {self.full.total * page}",
+                param="max_tokens",
+            )
+        if window > self.window.total:
+            raise RequestError(f"the request needs {window} window pages; the window cache has {self.window.total}")
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises RequestError, queueing nothing, when it can never run."""
+        self.check_fits(request)
+        self.waiting.append(request)
+
+    def plan(self) -> list[StepPlan]:
+        """The device calls of this iteration, at most one decode and one prefill batch. Takes the pages they write to."""
+        self._admit()
+        decode = [request for request in self.running if request.decoding]
+        prefill = [request for request in self.running if not request.decoding][: self.limits.prefill_rows]
+        plans = []
+        if decode:
+            plans.append(StepPlan(tuple(self._row(request, 1) for request in decode), decode=True))
+        if prefill:
+            share = self.limits.chunk_tokens(len(prefill))
+            plans.append(StepPlan(tuple(self._row(request, share) for request in prefill), decode=False))
+        return plans
+
+    def advance(self, row: Row) -> None:
+        """Marks a row's tokens as computed and lets go of the window pages that no later query sees."""
+        request = row.request
+        if request.finished:  # aborted while the step ran: its pages are gone already
+            return
+        request.computed = row.start + row.count
+        self._release_window(request)
+        if row.samples:
+            # From here on it decodes, which needs fewer window pages than a prompt chunk.
+            needed = min(self.limits.window_pages(1), request.reserved_window)
+            self.window.unreserve(request.reserved_window - needed)
+            request.reserved_window = needed
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """The one path that ends a request, running or waiting: sets the reason and frees all it holds. Idempotent."""
+        if request.finished:
+            return
+        request.finish_reason = reason
+        if request in self.running:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self.full.give_back(request.full_pages)
+        self.window.give_back(request.window_pages)
+        self.full.unreserve(request.reserved_full)
+        self.window.unreserve(request.reserved_window)
+        request.full_pages, request.window_pages = [], []
+        request.reserved_full = request.reserved_window = 0
+
+    def check(self) -> None:
+        """Raises AssertionError unless every page is accounted for in both pools."""
+        self.full.check()
+        self.window.check()
+        assert self.full.in_use == sum(len(request.full_pages) for request in self.running)
+        assert self.window.in_use == sum(len(request.window_pages) for request in self.running)
+        assert self.full.reserved == sum(request.reserved_full for request in self.running)
+        assert self.window.reserved == sum(request.reserved_window for request in self.running)
+        assert not any(request.full_pages or request.window_pages for request in self.waiting)
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.limits.max_seqs:
+            request = self.waiting[0]
+            full, window = self.limits.needed(request)
+            if not (self.full.can_reserve(full) and self.window.can_reserve(window)):
+                return
+            self.full.reserve(full)
+            self.window.reserve(window)
+            request.reserved_full, request.reserved_window = full, window
+            self.running.append(self.waiting.popleft())
+
+    def _row(self, request: Request, most: int) -> Row:
+        start = request.computed
+        count = min(most, request.known - start)
+        self._take_pages(request, start + count)
+        return Row(request, start, count, samples=start + count == request.known)
+
+    def _take_pages(self, request: Request, end: int) -> None:
+        """Pages for positions up to `end` in both pools."""
+        missing = self.limits.full_pages(end) - len(request.full_pages)
+        request.full_pages += self.full.take(missing)
+        if self.limits.window_tokens:
+            last = -(-end // self.limits.window_page_tokens)
+            missing = last - request.window_first - len(request.window_pages)
+            request.window_pages += self.window.take(missing)
+
+    def _release_window(self, request: Request) -> None:
+        """The next query stands at `computed` and sees window_tokens keys, itself included; earlier pages go back."""
+        if not self.limits.window_tokens:
+            return
+        first_key = max(0, request.computed - (self.limits.window_tokens - 1))
+        gone = first_key // self.limits.window_page_tokens - request.window_first
+        if gone > 0:
+            self.window.give_back(request.window_pages[:gone])
+            del request.window_pages[:gone]
+            request.window_first += gone

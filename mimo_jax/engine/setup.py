@@ -1,0 +1,176 @@
+"""From options to a running engine: the way in that the Python API, the command line and the server share."""
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mimo_jax.cache import PoolSizes, page_bytes
+from mimo_jax.checkpoint.checkpoint import open_checkpoint
+from mimo_jax.checkpoint.load import load_params
+from mimo_jax.config import LayerKind, ModelConfig
+from mimo_jax.engine.buckets import make_ladder
+from mimo_jax.engine.engine import Engine
+from mimo_jax.engine.scheduler import Limits
+from mimo_jax.models import resolve_model
+from mimo_jax.steps import Bucket, Steps, enable_compile_cache
+from mimo_jax.text import Tokenizer, load_tokenizer
+from sharding import Rules, make_mesh
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+# What is left for the cache: of a GPU's memory behind the weights, and of the memory that a computer has free.
+_DEVICE_SHARE = 0.9
+_HOST_SHARE = 0.125
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Runtime choices. None means: chosen from the model and the device.
+
+    dtype                    "auto" (float32 on a CPU, where XLA's bfloat16 is slower; else bfloat16), "float32", "bfloat16"
+    quantization             None: the only one so far
+    max_model_len            tokens of a sequence at most, prompt and output; the model's own context by default
+    max_num_seqs             sequences that run at once; 8 on a CPU, else 64
+    max_num_batched_tokens   prompt tokens computed in one step
+    block_size               tokens in a page of the cache, both pools
+    kv_cache_memory_bytes    bytes for both pools of the cache together
+    seed                     of the random numbers of requests that bring no seed
+    """
+
+    model: str | Path
+    dtype: str = "auto"
+    quantization: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int = 256
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    seed: int = 0
+    hf_overrides: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("auto", *_DTYPES):
+            raise ValueError(f"dtype={self.dtype!r}; 'auto', 'float32' and 'bfloat16' are possible")
+        if self.quantization is not None:
+            raise ValueError(f"quantization={self.quantization!r}; None alone is supported")
+        for name in ("max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "max_num_batched_tokens", "block_size"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}={value!r}; a whole number from 1 is needed")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What an engine should be ready for: so many requests at once, of such sizes at most."""
+
+    seqs: int
+    prompt_tokens: int
+    total_tokens: int
+    scoring: bool = False
+
+
+def load_engine(
+    options: EngineOptions,
+    *,
+    expect: Callable[[Tokenizer | None, Limits], Load] | None = None,
+    progress: bool = False,
+) -> Engine:
+    """Opens the model, reads its weights and, if `expect` says for what, compiles meanwhile.
+
+    Raises CheckpointError for a model that cannot be loaded, ValueError for options that do not fit it.
+    """
+    path = resolve_model(options.model)
+    checkpoint = open_checkpoint(path, hf_overrides=options.hf_overrides)
+    tokenizer = load_tokenizer(path)
+    config = checkpoint.config
+    device = jax.devices()[0]
+    dtype = _DTYPES[_auto_dtype(device) if options.dtype == "auto" else options.dtype]
+    limits = make_limits(options, config, device)
+    sizes = pool_sizes(options, config, limits, device, dtype)
+    vocab = config.vocab if tokenizer is None else min(config.vocab, tokenizer.vocab_size)
+    mesh, rules = make_mesh(device), Rules()
+    steps = Steps(config, sizes, mesh, rules, vocab, weights_dtype=dtype, cache_dtype=dtype)
+    enable_compile_cache(str(compile_cache_folder()))
+    ladder = make_ladder(limits)
+    with ThreadPoolExecutor(1) as pool:
+        compiling = None
+        if expect is not None:
+            load = expect(tokenizer, limits)
+            shapes = ladder.reachable(limits, load.seqs, load.prompt_tokens, load.total_tokens)
+            buckets = [Bucket(*shape) for shape in shapes]
+            compiling = pool.submit(steps.warm_up, buckets, scoring=load.scoring, progress=progress)
+        params = load_params(checkpoint, dtype, mesh, rules, progress=progress)
+        if compiling is not None:
+            compiling.result()
+    return Engine(params, steps, limits, ladder, tokenizer=tokenizer, seed=options.seed)
+
+
+def make_limits(options: EngineOptions, config: ModelConfig, device: jax.Device) -> Limits:
+    """Options completed from model and device. Raises ValueError when max_model_len is over the model's context."""
+    most = options.max_model_len or config.max_position_tokens
+    if most > config.max_position_tokens:
+        raise ValueError(f"max_model_len={most}; the model's context is {config.max_position_tokens} tokens")
+    seqs = options.max_num_seqs or (8 if device.platform == "cpu" else 64)
+    window = config.window.window_tokens if config.window is not None and LayerKind.WINDOW in config.kinds else None
+    return Limits(
+        max_seqs=seqs,
+        max_model_tokens=most,
+        prefill_tokens=options.max_num_batched_tokens,
+        prefill_rows=max(1, min(4, seqs, options.max_num_batched_tokens // 16)),
+        full_page_tokens=options.block_size,
+        window_page_tokens=options.block_size,
+        window_tokens=window or 0,
+        has_full=LayerKind.FULL in config.kinds,
+    )
+
+
+def pool_sizes(options: EngineOptions, config: ModelConfig, limits: Limits, device: jax.Device, dtype: Any) -> PoolSizes:
+    """Pages of both pools from the memory there is.
+
+    The window pool gets what all running sequences can hold at once, the full pool the rest, up to what all of them could
+    fill. Raises ValueError when not even one page is left.
+    """
+    window_pages = 0
+    if limits.window_tokens:
+        decode, chunk = limits.window_pages(1), limits.window_pages(limits.prefill_tokens)
+        most = limits.window_ceiling(limits.max_model_tokens)
+        window_pages = limits.max_seqs * min(decode, most) + limits.prefill_rows * min(chunk, most)
+    full_page = page_bytes(config, LayerKind.FULL, options.block_size, dtype)
+    window_page = page_bytes(config, LayerKind.WINDOW, options.block_size, dtype)
+    budget = options.kv_cache_memory_bytes or _cache_budget(device)
+    wanted = limits.max_seqs * limits.full_pages(limits.max_model_tokens)
+    room = (budget - (window_pages + 1) * window_page) // full_page - 1 if full_page else 0
+    full_pages = min(wanted, room)
+    if full_pages < min(wanted, 1):
+        raise ValueError(
+            f"{budget} bytes are too few for the cache: {window_pages} window pages of {window_page} bytes "
+            f"come first, then full pages of {full_page} bytes (kv_cache_memory_bytes)"
+        )
+    log.info("cache: %d full pages, %d window pages of %d tokens", full_pages, window_pages, options.block_size)
+    return PoolSizes(full_pages + 1, window_pages + 1, options.block_size, options.block_size)
+
+
+def compile_cache_folder() -> Path:
+    """Where compiled programs are kept: $MIMO_JAX_CACHE, or mimo_jax/ in the user's cache folder."""
+    if "MIMO_JAX_CACHE" in os.environ:
+        return Path(os.environ["MIMO_JAX_CACHE"]).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "mimo_jax"
+
+
+def _auto_dtype(device: jax.Device) -> str:
+    return "float32" if device.platform == "cpu" else "bfloat16"
+
+
+def _cache_budget(device: jax.Device) -> int:
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return int(stats["bytes_limit"] * _DEVICE_SHARE) - int(stats.get("bytes_in_use", 0))
+    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _HOST_SHARE)

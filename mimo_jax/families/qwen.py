@@ -1,0 +1,40 @@
+"""Qwen2 (biases on q, k, v) and Qwen3 (norms on q and k), dense."""
+
+from mimo_jax.checkpoint.gguf import GgufFile
+from mimo_jax.config import ModelConfig
+from mimo_jax.families.family import Family, gguf_decoder_sources, hf_decoder_sources
+from mimo_jax.families.llama import full_decoder_from_gguf, full_decoder_from_hf
+from mimo_jax.families.reader import ConfigReader
+
+
+def _windows_off(reader: ConfigReader) -> None:
+    """Qwen declares a window that its published models switch off; switched on, layers would differ."""
+    reader.expect("use_sliding_window", False)
+    reader.ignore(("sliding_window", "max_window_layers"))
+    for kind in reader.optional("layer_types", list, []):
+        if kind != "full_attention":
+            raise reader.error(f"layer_types has {kind!r}; 'full_attention' alone is supported")
+
+
+def _qwen2_from_hf(reader: ConfigReader) -> ModelConfig:
+    _windows_off(reader)
+    reader.ignore(("use_mrope",))
+    return full_decoder_from_hf("qwen2", reader, qkv_bias=True)
+
+
+def _qwen3_from_hf(reader: ConfigReader) -> ModelConfig:
+    _windows_off(reader)
+    reader.expect("attention_bias", False)
+    return full_decoder_from_hf("qwen3", reader, qk_norm=True)
+
+
+def _qwen2_from_gguf(file: GgufFile, reader: ConfigReader) -> ModelConfig:
+    return full_decoder_from_gguf("qwen2", file, reader, qkv_bias=True)
+
+
+def _qwen3_from_gguf(file: GgufFile, reader: ConfigReader) -> ModelConfig:
+    return full_decoder_from_gguf("qwen3", file, reader, qk_norm=True)
+
+
+QWEN2 = Family(_qwen2_from_hf, lambda config, reader: hf_decoder_sources(config), _qwen2_from_gguf, gguf_decoder_sources)
+QWEN3 = Family(_qwen3_from_hf, lambda config, reader: hf_decoder_sources(config), _qwen3_from_gguf, gguf_decoder_sources)

@@ -1,0 +1,72 @@
+"""The decoder: embedding, layers, final norm. A pure function over frozen trees."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from mimo_jax.attention import attention_block
+from mimo_jax.cache import Cache, LayerCache, PoolView, pool_view
+from mimo_jax.config import FfnKind, LayerKind, ModelConfig
+from mimo_jax.inputs import StepInputs
+from mimo_jax.layers import dense_ffn, embed, rms_norm
+from mimo_jax.moe import moe_ffn
+from mimo_jax.params import Layer, Params
+from mimo_jax.rope import rope_tables
+
+
+def forward(params: Params, cache: Cache, inputs: StepInputs, *, config: ModelConfig) -> tuple[Array, Cache]:
+    """Runs the step's tokens through all layers.
+
+    Returns (hidden [seqs, step, embed] after the final norm, the cache with the step's keys and values). Prefill, decode and
+    verification are the same call with other sizes of [seqs, step]. Rows and tokens beyond `inputs.counts` write to the null
+    page and their hidden states mean nothing.
+    """
+    step = inputs.tokens.shape[1]
+    positions = inputs.starts[:, None] + jnp.arange(step, dtype=jnp.int32)  # [seqs, step]
+    valid = jnp.arange(step, dtype=jnp.int32) < inputs.counts[:, None]
+    lengths = jnp.where(inputs.counts > 0, inputs.starts + inputs.counts, 0)  # tokens in the pages after this step
+    views = {kind: _view(cache, inputs, positions, valid, kind, config) for kind in config.kinds}
+    rope = {kind: rope_tables(positions, config.dims(kind)) for kind in config.kinds}
+
+    with jax.named_scope("embed"):
+        x = embed(inputs.tokens, params, config)
+    new_layers: list[LayerCache] = []
+    # Unrolled: a scan over the cache takes many times the temporary memory, and the layers are not alike anyway.
+    for layer, layer_cache, kind, ffn_kind in zip(
+        params.layers, cache.layers, config.layer_kinds, config.ffn_kinds, strict=True
+    ):
+        out, layer_cache = attention_block(
+            rms_norm(x, layer.attention_norm, config.norm_epsilon),
+            layer.attention,
+            layer_cache,
+            views[kind],
+            positions,
+            lengths,
+            rope[kind],
+            config.dims(kind),
+            config.norm_epsilon,
+        )
+        x = x + _post_norm(out, layer.post_attention_norm, config)
+        with jax.named_scope("ffn"):
+            out = _ffn(rms_norm(x, layer.ffn_norm, config.norm_epsilon), layer, ffn_kind, config)
+        x = x + _post_norm(out, layer.post_ffn_norm, config)
+        new_layers.append(layer_cache)
+    return rms_norm(x, params.final_norm, config.norm_epsilon), Cache(tuple(new_layers))
+
+
+def _view(cache: Cache, inputs: StepInputs, positions: Array, valid: Array, kind: LayerKind, config: ModelConfig) -> PoolView:
+    page_tokens = cache.layers[config.layer_kinds.index(kind)].keys.shape[1]
+    if kind is LayerKind.FULL:
+        return pool_view(inputs.full_table, jnp.zeros_like(inputs.starts), positions, valid, page_tokens)
+    return pool_view(inputs.window_table, inputs.window_first, positions, valid, page_tokens)
+
+
+def _ffn(x: Array, layer: Layer, ffn_kind: FfnKind, config: ModelConfig) -> Array:
+    if ffn_kind is FfnKind.DENSE:
+        return dense_ffn(x, layer.ffn, config.activation)
+    assert config.moe is not None  # ModelConfig checks it
+    return moe_ffn(x, layer.ffn, config.moe, config.activation)
+
+
+def _post_norm(x: Array, weight: Array | None, config: ModelConfig) -> Array:
+    return x if weight is None else rms_norm(x, weight, config.norm_epsilon)

