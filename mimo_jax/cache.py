@@ -1,11 +1,11 @@
 """The dual-pool paged KV cache: one pool for full layers, one for window layers.
 
 A page id means the same page in every layer of its pool. A step writes its keys and values into the pages first, then
-attention reads pages only. Page 0 is the null page: padding writes there and nobody reads it. The device obeys page tables;
-who owns which page is decided on the host (`engine/pages.py`).
+attention reads pages only. Page 0 is the null page: padding writes there and nobody reads it. The device obeys page
+tables; who owns which page is decided on the host (`engine/pages.py`).
 
-Page of 4 tokens, a sequence of 10 tokens in the pages 7, 2, 5 of the full pool; its window is 5, so the window pool keeps
-positions 6..9 (and what shares a page with them) for the next query at position 10:
+Page of 4 tokens, a sequence of 10 tokens in the pages 7, 2, 5 of the full pool; its window is 5, so the window pool
+keeps positions 6..9 (and what shares a page with them) for the next query at position 10:
 
     full_table    7 2 5         window_table  9 3          window_first 1
     positions     0123 4567 89..                4567 89..
@@ -61,7 +61,8 @@ class Cache:
 class PoolView:
     """One pool as one step sees it: where the new tokens go and what attention reads."""
 
-    slots: Array  # [seqs, step], page id * page + place in the page of each new token; page 0 for padding
+    page_ids: Array  # [seqs, step], page of each new token, 0 for padding
+    offsets: Array  # [seqs, step], place inside the page
     table: Array  # [seqs, width]
     first_page: Array  # [seqs], logical page of table[:, 0]
 
@@ -104,18 +105,18 @@ def pool_view(table: Array, first_page: Array, positions: Array, valid: Array, p
     """positions and valid are [seqs, step]; a token that is not valid is sent to the null page."""
     entry = jnp.where(valid, positions // page_tokens - first_page[:, None], 0)
     page_ids = jnp.where(valid, jnp.take_along_axis(table, entry, axis=1), 0)
-    return PoolView(page_ids * page_tokens + positions % page_tokens, table, first_page)
+    return PoolView(page_ids, positions % page_tokens, table, first_page)
 
 
 def write(cache: LayerCache, view: PoolView, keys: Array, values: Array) -> LayerCache:
-    """Scatters keys [seqs, step, kv_heads, head_dim] and values into their pages."""
-    return LayerCache(_scatter(cache.keys, view.slots, keys), _scatter(cache.values, view.slots, values))
+    """Scatters keys [seqs, step, kv_heads, head_dim] and values into their pages.
 
-
-def _scatter(pages: Array, slots: Array, new: Array) -> Array:
-    """Writes whole tokens: with pages and page merged, the program XLA makes of it is half the size."""
-    rows = pages.reshape(-1, *pages.shape[2:])
-    return rows.at[slots.reshape(-1)].set(new.astype(pages.dtype).reshape(-1, *new.shape[2:])).reshape(pages.shape)
+    Two indices, page and place: with the two merged into one by a reshape, XLA's CPU compiler copies every pool.
+    """
+    return LayerCache(
+        keys=cache.keys.at[view.page_ids, view.offsets].set(keys.astype(cache.keys.dtype)),
+        values=cache.values.at[view.page_ids, view.offsets].set(values.astype(cache.values.dtype)),
+    )
 
 
 def _layer_specs(config: ModelConfig, kind: LayerKind, sizes: PoolSizes, dtype: Any) -> LayerCache:

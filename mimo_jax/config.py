@@ -24,8 +24,8 @@ class FfnKind(enum.Enum):
 class RopeScaling:
     """Stretched rotary frequencies.
 
-    `kind` is "linear" (Gemma 3), "llama3" (Llama 3.1 and later) or "divisors" (the same, as GGUF files keep it: one divisor per
-    frequency).
+    `kind` is "linear" (Gemma 3), "llama3" (Llama 3.1 and later) or "divisors" (the same, as GGUF files keep it: one
+    divisor per frequency).
     """
 
     kind: str

@@ -14,3 +14,9 @@ class RequestError(ValueError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+def short(value: object) -> str:
+    """A value as text for a message, cut: an error must not repeat a megabyte."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

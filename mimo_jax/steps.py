@@ -1,7 +1,7 @@
 """Everything that is compiled: the only product file that calls jax.jit.
 
-A step is one executable per `Bucket`: [seqs, step] tokens and a full page table of some width. All buckets a run can reach are
-compiled before it starts; a bucket compiled later is counted and logged, because it stalls every request.
+A step is one executable per `Bucket`: [seqs, step] tokens and a full page table of some width. All buckets a run can
+reach are compiled before it starts; a bucket compiled later is counted and logged, because it stalls every request.
 """
 
 import logging
@@ -24,7 +24,7 @@ from mimo_jax.cache import Cache, PoolSizes, cache_specs, window_table_pages
 from mimo_jax.config import ModelConfig
 from mimo_jax.inputs import SamplingInputs, StepInputs
 from mimo_jax.layers import unembed
-from mimo_jax.model import forward
+from mimo_jax.model import decoder_layer, forward
 from mimo_jax.params import ArraySpec, Params, param_specs
 from mimo_jax.sampling import BANNED, Sampled, describe, mask_padding, sample
 from sharding import Rules, array_sharding
@@ -47,11 +47,16 @@ class StepOutputs:
     hidden: Array  # [seqs, step, embed], for `score_rows`
 
 
+# Traced once per kind of layer instead of once per layer. Inlined, because XLA's CPU compiler copies a cache that is
+# updated inside a call.
+_traced_layer = jax.jit(decoder_layer, static_argnames=("dims", "ffn_kind", "config"), inline=True)
+
+
 def step(
     params: Params, cache: Cache, inputs: StepInputs, sampling: SamplingInputs, *, config: ModelConfig, vocab: int
 ) -> tuple[StepOutputs, Cache]:
     """Runs the step's tokens and samples one token behind each row's last. The cache is donated."""
-    hidden, cache = forward(params, cache, inputs, config=config)
+    hidden, cache = forward(params, cache, inputs, config=config, run_layer=_traced_layer)
     rows = jnp.arange(inputs.counts.shape[0])
     last = hidden[rows, jnp.maximum(inputs.counts - 1, 0)]  # [seqs, embed]
     with jax.named_scope("logits"):
@@ -62,7 +67,7 @@ def step(
 
 
 def score_rows(params: Params, hidden: Array, targets: Array, *, vocab: int) -> Sampled:
-    """What the model thought of given tokens: hidden [rows, embed], targets [rows] -> Sampled with `targets` as tokens."""
+    """What the model thought of given tokens: hidden [rows, embed], targets [rows] -> Sampled of `targets`."""
     return describe(mask_padding(unembed(hidden, params), vocab), targets, jnp.asarray(True))
 
 
@@ -128,7 +133,9 @@ class Steps:
         """An empty cache on its devices."""
         specs = cache_specs(self.config, self.sizes, self.cache_dtype)
         shardings = jax.tree.map(self._sharding, specs)
-        make = jax.jit(lambda: jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs), out_shardings=shardings)
+        make = jax.jit(
+            lambda: jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs), out_shardings=shardings
+        )
         return make()
 
     def _get(self, key: Any) -> Any:
@@ -187,7 +194,9 @@ class Steps:
         return window_table_pages(self.config.window.window_tokens, step_tokens, self.sizes.window_page_tokens)
 
     def _shapes(self, specs: Any) -> Any:
-        return jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self._sharding(spec)), specs)
+        return jax.tree.map(
+            lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self._sharding(spec)), specs
+        )
 
     def _sharding(self, spec: ArraySpec) -> Any:
         return array_sharding(spec.shape, spec.axes, self.rules, self.mesh)
@@ -203,7 +212,7 @@ def _padded(rows: Any) -> Any:
 
 
 def enable_compile_cache(folder: str) -> None:
-    """Keeps compiled programs in `folder` for later processes. A folder that cannot be used costs time, nothing else."""
+    """Keeps compiled programs in `folder` for later processes. A folder that cannot be used costs only time."""
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

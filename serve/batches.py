@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tqdm import tqdm
 
@@ -84,7 +84,7 @@ class _Held:
 class _Run:
     engine: Engine
     file: IO[bytes]
-    bar: "tqdm[None]"
+    bar: Any
     created: int
     written: int = 0
     failed: int = 0

@@ -62,9 +62,9 @@ class CompletionReply:
     _offsets: dict[int, _Offsets] = field(default_factory=dict)
 
     def choice(self, choice: Choice) -> Json:
-        return self._choice(choice.index, choice.text, choice.logprobs, choice.finish_reason, choice.stop_reason) | extras(
-            choice, return_token_ids=self.return_token_ids, tokenizer=self.tokenizer
-        )
+        return self._choice(
+            choice.index, choice.text, choice.logprobs, choice.finish_reason, choice.stop_reason
+        ) | extras(choice, return_token_ids=self.return_token_ids, tokenizer=self.tokenizer)
 
     def opening(self, index: int) -> Json | None:
         return None

@@ -105,7 +105,9 @@ def make_delta(update: Update, index: int) -> Delta:
         token_ids=update.token_ids,
         text=update.text,
         logprobs=tuple(request.logprobs[-count:]) if request.params.logprobs is not None else (),
-        prompt_logprobs=tuple(request.prompt_logprobs) if is_first and request.params.prompt_logprobs is not None else None,
+        prompt_logprobs=tuple(request.prompt_logprobs)
+        if is_first and request.params.prompt_logprobs is not None
+        else None,
         finish_reason=request.finish_reason if update.finished else None,
         stop_reason=request.stop_reason if update.finished else None,
     )

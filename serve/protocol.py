@@ -83,7 +83,9 @@ class Strict(BaseModel):
     @classmethod
     def _refuse_unknown(cls, value: Any) -> Any:
         # Ours instead of extra="forbid", which would write an error for each of a million fields.
-        unknown = next((name for name in value if name not in cls.model_fields), None) if isinstance(value, dict) else None
+        unknown = (
+            next((name for name in value if name not in cls.model_fields), None) if isinstance(value, dict) else None
+        )
         if unknown is not None:
             raise PydanticCustomError("unknown_field", "the field {name} is not known", {"name": unknown})
         return value

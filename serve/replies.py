@@ -67,7 +67,9 @@ class Call:
     def response(self, choices: Sequence[Choice]) -> Json:
         """The whole answer."""
         usage = self.usage(sum(len(choice.token_ids) for choice in choices))
-        return self._envelope(self.reply.object_name, [self.reply.choice(choice) for choice in choices]) | {"usage": usage}
+        return self._envelope(self.reply.object_name, [self.reply.choice(choice) for choice in choices]) | {
+            "usage": usage
+        }
 
     def chunk(self, choice: Json) -> Json:
         """One event of a stream. `usage` is there, and null, only in streams that end with a usage."""

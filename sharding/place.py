@@ -15,5 +15,7 @@ def array_sharding(shape: tuple[int, ...], axes: tuple[str, ...], rules: Rules, 
         raise ValueError(f"axes {axes} would be split over the same mesh axis twice: {parts}")
     for size, axis, part in zip(shape, axes, parts, strict=True):
         if part is not None and size % mesh.shape[part]:
-            raise ValueError(f"axis {axis!r} of size {size} does not divide by mesh axis {part!r} of {mesh.shape[part]}")
+            raise ValueError(
+                f"axis {axis!r} of size {size} does not divide by mesh axis {part!r} of {mesh.shape[part]}"
+            )
     return NamedSharding(mesh, PartitionSpec(*parts))

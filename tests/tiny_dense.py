@@ -136,7 +136,9 @@ def _write_dense(
 ) -> Path:
     """`sandwich` is Gemma's: norms before and after each half, all stored as weight - 1."""
     draw = Draw(seed, {}, norm_center=0.0 if sandwich else 1.0)
-    hidden, heads, kv_heads = (config[f"{key}"] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    hidden, heads, kv_heads = (
+        config[f"{key}"] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")
+    )
     head_dim = config.get("head_dim", hidden // heads)
     norms = ["input_layernorm", "post_attention_layernorm"]
     norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if sandwich else []

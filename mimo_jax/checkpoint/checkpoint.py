@@ -22,6 +22,9 @@ from mimo_jax.params import ArraySpec, Params, param_specs
 
 log = logging.getLogger(__name__)
 
+# Anything else needs scales, which unquantised families do not have.
+_WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
 Read = Callable[[str, tuple[int, int] | None], np.ndarray]
 
 
@@ -60,6 +63,11 @@ def _open_folder(folder: Path, overrides: dict[str, Any]) -> Checkpoint:
     sources = family.hf_sources(config, reader)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     _check(folder, config, sources, shapes, family)
+    for name in sorted(name for source in jax.tree.leaves(sources) for name in source.names):
+        if tensors[name].dtype.name not in _WEIGHT_DTYPES:
+            raise CheckpointError(
+                f"{folder}: {name} is {tensors[name].dtype.name}; {', '.join(_WEIGHT_DTYPES)} are read"
+            )
     embedding = tensors[sources.embedding.names[0]]
     return Checkpoint(
         folder, config, sources, embedding.dtype.name, lambda name, rows: safetensors.read_tensor(tensors[name], rows)
@@ -69,11 +77,13 @@ def _open_folder(folder: Path, overrides: dict[str, Any]) -> Checkpoint:
 def _open_gguf(path: Path) -> Checkpoint:
     file = gguf.read_gguf(path)
     family = _pick(GGUF_FAMILIES, file.architecture, f"{path}: general.architecture")
-    assert family.config_from_gguf is not None and family.gguf_sources is not None  # it is in the GGUF table
+    read_config, sources_of = family.config_from_gguf, family.gguf_sources
+    if read_config is None or sources_of is None:
+        raise AssertionError(f"{file.architecture} is in the GGUF table without a GGUF reader")
     values = {key: value for key, value in file.metadata.items() if not key.startswith(GGUF_IGNORED_PREFIXES)}
     reader = ConfigReader(values, str(path))
-    config = _checked(lambda: family.config_from_gguf(file, reader), path)
-    sources = family.gguf_sources(config)
+    config = _checked(lambda: read_config(file, reader), path)
+    sources = sources_of(config)
     _check(path, config, sources, {name: tensor.shape for name, tensor in file.tensors.items()}, family)
     return Checkpoint(path, config, sources, "float32", lambda name, rows: gguf.read_tensor(file, name, rows))
 
@@ -87,7 +97,10 @@ def _pick(families: dict[str, Family], name: Any, where: str) -> Family:
 def _checked(make: Callable[[], ModelConfig], where: Path) -> ModelConfig:
     """Turns what ModelConfig refuses into an error that names the file."""
     try:
-        return make()
+        config = make()
+        if config.max_position_tokens < 1:
+            raise ValueError(f"the context is {config.max_position_tokens} tokens; at least 1 is needed")
+        return config
     except CheckpointError:
         raise
     except (ValueError, ZeroDivisionError, OverflowError) as error:
@@ -96,14 +109,13 @@ def _checked(make: Callable[[], ModelConfig], where: Path) -> ModelConfig:
 
 def walk(sources: Params, specs: Params) -> Iterator[tuple[Source, ArraySpec]]:
     """Source and spec of every parameter, in the tree's order."""
-    leaves = jax.tree.leaves(sources)
-    spec_leaves, spec_tree = jax.tree.flatten(specs)
-    if jax.tree.structure(sources) != spec_tree:
-        raise AssertionError("a family's sources differ in structure from param_specs")
-    return zip(leaves, spec_leaves, strict=True)
+    jax.tree.map(lambda source, spec: None, sources, specs)  # refuses trees of different structure
+    return zip(jax.tree.leaves(sources), jax.tree.leaves(specs), strict=True)
 
 
-def _check(path: Path, config: ModelConfig, sources: Params, shapes: dict[str, tuple[int, ...]], family: Family) -> None:
+def _check(
+    path: Path, config: ModelConfig, sources: Params, shapes: dict[str, tuple[int, ...]], family: Family
+) -> None:
     """Every parameter has its tensors in the right shape, and every tensor is used, in full, or knowingly ignored."""
     rows_used: dict[str, int] = {}
     for source, spec in walk(sources, param_specs(config)):
@@ -122,7 +134,9 @@ def _check(path: Path, config: ModelConfig, sources: Params, shapes: dict[str, t
     for name, rows in rows_used.items():
         if rows != shapes[name][0]:
             raise CheckpointError(f"{path}: {name} has {shapes[name][0]} rows; the config accounts for {rows}")
-    _check_leftovers(path, {name for source in jax.tree.leaves(sources) for name in source.names}, shapes, family, config)
+    _check_leftovers(
+        path, {name for source in jax.tree.leaves(sources) for name in source.names}, shapes, family, config
+    )
 
 
 def _check_leftovers(path: Path, used: set[str], names: Iterable[str], family: Family, config: ModelConfig) -> None:

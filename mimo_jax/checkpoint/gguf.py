@@ -1,7 +1,8 @@
 """GGUF files: header, metadata, and one dequantized tensor at a time.
 
 The header is parsed here rather than by `gguf.GGUFReader`, which builds a Python object for every token of the
-vocabulary: 7 s against 0.1 s for SmolLM2's 49,152 tokens. Block formats and their dequantization are the `gguf` package's.
+vocabulary: 7 s against 0.1 s for SmolLM2's 49,152 tokens. Block formats and their dequantization are the `gguf`
+package's.
 
 Layout (GGUF specification, version 2 and 3, little-endian):
 
@@ -9,6 +10,7 @@ Layout (GGUF specification, version 2 and 3, little-endian):
 """
 
 import math
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from mimo_jax.errors import CheckpointError
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_DIMENSIONS = 4
+_SMALL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,9 @@ def read_tensor(file: GgufFile, name: str, rows: tuple[int, int] | None = None) 
     try:
         return gguf.dequantize(raw.reshape(math.prod(shape[:-1]), -1), tensor.kind).reshape(shape)
     except NotImplementedError as error:
-        raise CheckpointError(f"{file.path}: {name} has type {tensor.kind.name}, which gguf cannot dequantize") from error
+        raise CheckpointError(
+            f"{file.path}: {name} has type {tensor.kind.name}, which gguf cannot dequantize"
+        ) from error
 
 
 def _read_header(file: BinaryIO, path: Path, file_bytes: int) -> tuple[dict[str, Any], list[Any], int]:
@@ -135,7 +140,9 @@ def _locate(path: Path, name: str, shape: tuple[int, ...], kind_id: int, offset:
         raise CheckpointError(f"{path}: tensor {name} has the unknown type {kind_id}") from error
     block_values, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     if shape[-1] % block_values:
-        raise CheckpointError(f"{path}: {name} has rows of {shape[-1]}, not whole blocks of {block_values} ({kind.name})")
+        raise CheckpointError(
+            f"{path}: {name} has rows of {shape[-1]}, not whole blocks of {block_values} ({kind.name})"
+        )
     return GgufTensor(name, shape, kind, offset, math.prod(shape) // block_values * block_bytes)
 
 
@@ -155,13 +162,21 @@ def _read_value(file: BinaryIO, path: Path, kind: int) -> Any:
 
 def _read_string(file: BinaryIO) -> str:
     (length,) = _unpack(file, "Q")
-    data = file.read(length)
-    if len(data) != length:
-        raise struct.error(f"a string of {length} bytes was announced, {len(data)} are left")
+    data = _read_exactly(file, length)
     # Token texts may hold bytes that are no UTF-8 (byte-level vocabularies of some converters): keep them readable.
     return data.decode("utf-8", errors="surrogateescape")
 
 
 def _unpack(file: BinaryIO, layout: str) -> tuple[Any, ...]:
     size = struct.calcsize("<" + layout)
-    return struct.unpack("<" + layout, file.read(size))
+    return struct.unpack("<" + layout, _read_exactly(file, size))
+
+
+def _read_exactly(file: BinaryIO, size_bytes: int) -> bytes:
+    # read(n) sets n bytes aside before it reads: a damaged length must not ask for more than the file has.
+    if size_bytes > _SMALL_BYTES and size_bytes > os.fstat(file.fileno()).st_size:
+        raise struct.error(f"{size_bytes} bytes were announced, more than the file has")
+    data = file.read(size_bytes)
+    if len(data) != size_bytes:
+        raise struct.error(f"{size_bytes} bytes were announced, {len(data)} are left")
+    return data

@@ -1,7 +1,7 @@
 """Streaming a checkpoint into device arrays, one parameter at a time.
 
-Host memory stays at the finished weights plus one tensor: a parameter is put on its device as soon as it is read, and on the CPU
-the device takes over the host buffer instead of copying it (buffers are aligned for that).
+Host memory stays at the finished weights plus one tensor: a parameter is put on its device as soon as it is read, and
+on the CPU the device takes over the host buffer instead of copying it (buffers are aligned for that).
 """
 
 import math

@@ -1,7 +1,8 @@
 """Hugging Face model folders: config.json and safetensors shards, one tensor at a time.
 
-The header of a shard (u64 length, then JSON of name -> dtype, shape, offsets) is read here and the data with plain file reads:
-the library maps the file instead, and mapped pages count as this process's memory until the mapping is closed.
+The header of a shard (u64 length, then JSON of name -> dtype, shape, offsets) is read here and the data with plain
+file reads: the library maps the file instead, and mapped pages count as this process's memory until the mapping is
+closed.
 """
 
 import json
@@ -57,8 +58,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_index(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the folder, through the index if there is one.
 
-    Refuses, naming file and tensor: a shard that is missing, shorter than its header says, or without a tensor that the index
-    promises; a tensor in two shards. Files that the index does not name are ignored.
+    Refuses, naming file and tensor: a shard that is missing, shorter than its header says, or without a tensor that
+    the index promises; a tensor in two shards. Files that the index does not name are ignored.
     """
     index_path = folder / _INDEX
     if not index_path.is_file():
@@ -123,5 +124,7 @@ def _stored(path: Path, name: str, entry: dict[str, Any], data_start: int, file_
     if min(shape, default=0) < 0 or begin < 0 or end - begin != math.prod(shape) * dtype.itemsize:
         raise CheckpointError(f"{path}: {name} is {shape} {dtype} but takes bytes {begin} to {end}")
     if data_start + end > file_bytes:
-        raise CheckpointError(f"{path}: truncated, {name} ends at byte {data_start + end} and the file has {file_bytes}")
+        raise CheckpointError(
+            f"{path}: truncated, {name} ends at byte {data_start + end} and the file has {file_bytes}"
+        )
     return StoredTensor(name, path, dtype, shape, data_start + begin)

@@ -10,7 +10,9 @@ from mimo_jax.engine.scheduler import Row
 from mimo_jax.inputs import SamplingInputs, StepInputs
 
 
-def build(rows: tuple[Row, ...], shapes: tuple[StepInputs, SamplingInputs], vocab: int) -> tuple[StepInputs, SamplingInputs]:
+def build(
+    rows: tuple[Row, ...], shapes: tuple[StepInputs, SamplingInputs], vocab: int
+) -> tuple[StepInputs, SamplingInputs]:
     """Fills a bucket's inputs from its rows. Rows beyond them are padding: count 0, null pages, neutral sampling."""
     inputs, sampling = jax.tree.map(lambda shape: np.zeros(shape.shape, shape.dtype), shapes)
     sampling.top_p[:] = 1.0

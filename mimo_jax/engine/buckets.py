@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from mimo_jax.engine.scheduler import Limits
 
-# Between two rungs a step is padded. On a CPU a matrix product of 2 rows takes as long as one of 8 (it packs the weights first),
-# on a GPU both are bound by reading the weights; so sequences need few rungs. A table up to four times too wide costs
-# attention masked reads, a chunk up to four times too long costs compute.
+# Between two rungs a step is padded. On a CPU a matrix product of 2 rows takes as long as one of 8 (it packs the
+# weights first), on a GPU both are bound by reading the weights; so sequences need few rungs. A table up to four
+# times too wide costs attention masked reads, a chunk up to four times too long costs compute.
 _SEQS_FACTOR = 8
 _STEP_FACTOR = 4
 _WIDTH_FACTOR = 4

@@ -80,14 +80,21 @@ class Engine:
         if params.max_tokens is not None and params.max_tokens > most:
             message = f"max_tokens={params.max_tokens}; behind a prompt of {len(prompt)} tokens at most {most} fit"
             raise RequestError(message, param="max_tokens")
-        stop_ids = self._stop_ids(params)
+        max_tokens = self._most_tokens(len(prompt), most) if params.max_tokens is None else params.max_tokens
+        if params.min_tokens > max_tokens:
+            message = (
+                f"min_tokens={params.min_tokens}; behind a prompt of {len(prompt)} tokens at most {max_tokens} fit"
+            )
+            raise RequestError(message, param="min_tokens")
+        if params.stop_strings and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and this model has none", param="stop")
         request = Request(
             request_id=request_id,
             prompt=tuple(int(token) for token in prompt),
             params=params,
             seed=self._random.getrandbits(32) if params.seed is None else params.seed,
-            max_tokens=self._most_tokens(len(prompt), most) if params.max_tokens is None else params.max_tokens,
-            stop_ids=stop_ids,
+            max_tokens=max_tokens,
+            stop_ids=self._stop_ids(params),
         )
         self.scheduler.check_fits(request)
         return request
@@ -117,9 +124,6 @@ class Engine:
         self._requests[request.request_id] = request
         if self.tokenizer is not None:
             self._streams[request.request_id] = TextStream(Detokenizer(self.tokenizer), request.params.stop_strings)
-        elif request.params.stop_strings:
-            self._forget(request, FinishReason.ERROR)
-            raise RequestError("stop strings need a tokenizer, and this model has none", param="stop")
 
     def abort(self, request_id: str) -> None:
         """Ends a request and frees its pages; unknown and finished ones are ignored."""

@@ -4,8 +4,8 @@
 class PagePool:
     """`pages` page ids of one pool. Page 0 is the null page and never handed out.
 
-    A request first reserves as many pages as it can ever hold at once, which is what admission asks for, and then takes and
-    returns pages within that: a request that was admitted never has to wait for memory.
+    A request first reserves as many pages as it can ever hold at once, which is what admission asks for, and then
+    takes and returns pages within that: a request that was admitted never has to wait for memory.
 
         total = free + in use         reserved <= total, in use <= reserved
     """

@@ -31,8 +31,9 @@ class TokenLogprob:
 class Request:
     """One choice of one prompt.
 
-    Of its tokens (prompt, then output) the first `computed` have their keys and values in pages. A step computes some of the
-    rest, and one that reaches the last known token samples the next: prefill, decode and resuming are the same.
+    Of its tokens (prompt, then output) the first `computed` have their keys and values in pages. A step computes some
+    of the rest, and one that reaches the last known token samples the next: prefill, decode and resuming are the
+    same.
     """
 
     request_id: str
@@ -75,4 +76,4 @@ class Request:
         prompt = len(self.prompt)
         if start >= prompt:
             return self.output[start - prompt : start - prompt + count]
-        return list((self.prompt[start : start + count] + tuple(self.output[: max(0, start + count - prompt)])))
+        return list(self.prompt[start : start + count] + tuple(self.output[: max(0, start + count - prompt)]))

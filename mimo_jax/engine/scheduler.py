@@ -1,13 +1,13 @@
 """Who runs in the next step. Decisions over ints: neither JAX nor arrays.
 
-Continuous batching with chunked prefill. Each iteration decodes one token for every running sequence that is past its prompt and
-computes at most one batch of prompt chunks, so:
+Continuous batching with chunked prefill. Each iteration decodes one token for every running sequence that is past its
+prompt and computes at most one batch of prompt chunks, so:
 
 - a running sequence waits at most one prefill batch (`prefill_tokens` tokens) between two of its tokens;
-- prompts are admitted in order of arrival; the `prefill_rows` oldest ones share the prefill batch evenly, so a short prompt behind
-  a long one does not wait for all of it, and the oldest always advances;
-- a request is admitted when both pools have room for all it can ever hold. Nobody overtakes the head of the queue, so it runs as
-  soon as enough of the running ones have ended.
+- prompts are admitted in order of arrival; the `prefill_rows` oldest ones share the prefill batch evenly, so a short
+  prompt behind a long one does not wait for all of it, and the oldest always advances;
+- a request is admitted when both pools have room for all it can ever hold. Nobody overtakes the head of the queue, so
+  it runs as soon as enough of the running ones have ended.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from mimo_jax.errors import RequestError
 
 @dataclass(frozen=True)
 class Limits:
-    """Numbers that bound a step and a sequence. `window_tokens` 0: the model has no window layers; likewise `has_full`."""
+    """Numbers that bound a step and a sequence. `window_tokens` is 0 for a model without window layers."""
 
     max_seqs: int
     max_model_tokens: int
@@ -49,7 +49,7 @@ class Limits:
         return prompt + max_tokens - 1
 
     def needed(self, request: Request) -> tuple[int, int]:
-        """Pages of (full, window) that the request can hold at once at most. The one formula for validation and admission."""
+        """Pages of (full, window) that the request can hold at once: the one formula for validation and admission."""
         stored = self.stored_tokens(len(request.prompt), request.max_tokens)
         window = min(self.window_pages(min(self.prefill_tokens, stored)), self.window_ceiling(stored))
         return self.full_pages(stored), window
@@ -60,7 +60,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence's part of a step: `count` tokens from position `start`; `samples` if they reach the last known one."""
+    """One sequence's part of a step: `count` tokens from position `start`. It samples if they reach the last known."""
 
     request: Request
     start: int
@@ -77,7 +77,7 @@ class StepPlan:
 
 
 class Scheduler:
-    """Owns the queue, the running set and both pools. The order of calls: plan, then commit each plan; abort between steps."""
+    """Owns the queue, the running set and both pools. Plan, then advance every row; finish in between or after."""
 
     def __init__(self, limits: Limits, full: PagePool, window: PagePool) -> None:
         self.limits = limits
@@ -97,8 +97,8 @@ class Scheduler:
         if full > self.full.total:
             stored = self.limits.stored_tokens(len(request.prompt), request.max_tokens)
             raise RequestError(
-                f"a prompt of {len(request.prompt)} tokens with max_tokens={request.max_tokens} needs room for {stored} "
-                f"tokens; the full-attention cache has room for {self.full.total * page}",
+                f"a prompt of {len(request.prompt)} tokens with max_tokens={request.max_tokens} needs room for "
+                f"{stored} tokens; the full-attention cache has room for {self.full.total * page}",
                 param="max_tokens",
             )
         if window > self.window.total:
@@ -110,7 +110,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def plan(self) -> list[StepPlan]:
-        """The device calls of this iteration, at most one decode and one prefill batch. Takes the pages they write to."""
+        """This iteration's device calls: at most one decode and one prefill batch. Takes the pages they write to."""
         self._admit()
         decode = [request for request in self.running if request.decoding]
         prefill = [request for request in self.running if not request.decoding][: self.limits.prefill_rows]

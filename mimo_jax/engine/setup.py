@@ -35,7 +35,8 @@ _HOST_SHARE = 0.125
 class EngineOptions:
     """Runtime choices. None means: chosen from the model and the device.
 
-    dtype                    "auto" (float32 on a CPU, where XLA's bfloat16 is slower; else bfloat16), "float32", "bfloat16"
+    dtype                    "auto" (float32 on a CPU, where XLA's bfloat16 is slower; else bfloat16), "float32",
+                             "bfloat16"
     quantization             None: the only one so far
     max_model_len            tokens of a sequence at most, prompt and output; the model's own context by default
     max_num_seqs             sequences that run at once; 8 on a CPU, else 64
@@ -132,11 +133,13 @@ def make_limits(options: EngineOptions, config: ModelConfig, device: jax.Device)
     )
 
 
-def pool_sizes(options: EngineOptions, config: ModelConfig, limits: Limits, device: jax.Device, dtype: Any) -> PoolSizes:
+def pool_sizes(
+    options: EngineOptions, config: ModelConfig, limits: Limits, device: jax.Device, dtype: Any
+) -> PoolSizes:
     """Pages of both pools from the memory there is.
 
-    The window pool gets what all running sequences can hold at once, the full pool the rest, up to what all of them could
-    fill. Raises ValueError when not even one page is left.
+    The window pool gets what all running sequences can hold at once, the full pool the rest, up to what all of them
+    could fill. Raises ValueError when not even one page is left.
     """
     window_pages = 0
     if limits.window_tokens:

@@ -129,7 +129,9 @@ def _gguf_layer(prefix: str, config: ModelConfig, query: Convert, key: Convert) 
     )
 
 
-def rope_from_hf(reader: ConfigReader, default_theta: float, kind: str | None = None) -> tuple[float, RopeScaling | None]:
+def rope_from_hf(
+    reader: ConfigReader, default_theta: float, kind: str | None = None
+) -> tuple[float, RopeScaling | None]:
     """theta and scaling, from `rope_theta` and `rope_scaling` or from the newer `rope_parameters`.
 
     `kind` ("full_attention", "sliding_attention") picks an entry where `rope_parameters` has one a layer kind.

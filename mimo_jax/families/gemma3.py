@@ -76,13 +76,13 @@ def _periodic(layers: int, period: int) -> tuple[LayerKind, ...]:
 
 
 def _layer_kinds(reader: ConfigReader) -> tuple[LayerKind, ...]:
-    layers = reader.require("num_hidden_layers", int)
+    layers = reader.count("num_hidden_layers")
     reader.ignore(("_sliding_window_pattern",))
     if not reader.present("layer_types"):
         return _periodic(layers, reader.require("sliding_window_pattern", int))
     reader.ignore(("sliding_window_pattern",))
     names = reader.require("layer_types", list)
-    if len(names) != layers or not set(names) <= set(_KINDS):
+    if len(names) != layers or any(name not in list(_KINDS) for name in names):
         raise reader.error(f"layer_types={names!r}; {layers} entries of {', '.join(_KINDS)} are needed")
     return tuple(_KINDS[name] for name in names)
 
@@ -127,7 +127,7 @@ def _config_from_gguf(file: GgufFile, reader: ConfigReader) -> ModelConfig:
     reader.ignore(("gemma3.vocab_size",))
     theta = reader.optional("gemma3.rope.freq_base", float, 1e6)
     config = _gemma3(
-        layer_kinds=_periodic(reader.require("gemma3.block_count", int), _GGUF_PATTERN),
+        layer_kinds=_periodic(reader.count("gemma3.block_count"), _GGUF_PATTERN),
         heads=reader.require("gemma3.attention.head_count", int),
         kv_heads=reader.require("gemma3.attention.head_count_kv", int),
         head_dim=head_dim,

@@ -60,7 +60,9 @@ def full_decoder(
     )
 
 
-def full_decoder_from_hf(family: str, reader: ConfigReader, *, qkv_bias: bool = False, qk_norm: bool = False) -> ModelConfig:
+def full_decoder_from_hf(
+    family: str, reader: ConfigReader, *, qkv_bias: bool = False, qk_norm: bool = False
+) -> ModelConfig:
     """The keys that Llama, Qwen2 and Qwen3 share."""
     heads, embed = reader.require("num_attention_heads", int), reader.require("hidden_size", int)
     theta, scaling = rope_from_hf(reader, default_theta=10000.0)
@@ -68,7 +70,7 @@ def full_decoder_from_hf(family: str, reader: ConfigReader, *, qkv_bias: bool = 
     reader.ignore(HF_IGNORED)
     config = full_decoder(
         family,
-        layers=reader.require("num_hidden_layers", int),
+        layers=reader.count("num_hidden_layers"),
         heads=heads,
         kv_heads=reader.optional("num_key_value_heads", int, heads),
         head_dim=reader.optional("head_dim", int, embed // heads),
@@ -101,7 +103,7 @@ def full_decoder_from_gguf(
     reader.ignore((f"{arch}.vocab_size", f"{arch}.attention.layer_norm_epsilon", f"{arch}.expert_used_count"))
     config = full_decoder(
         family,
-        layers=reader.require(f"{arch}.block_count", int),
+        layers=reader.count(f"{arch}.block_count"),
         heads=heads,
         kv_heads=reader.optional(f"{arch}.attention.head_count_kv", int, heads),
         head_dim=head_dim,

@@ -4,6 +4,7 @@ The layer kinds are read from `hybrid_layer_pattern` (0 full, 1 window), the FFN
 gives both published patterns.
 """
 
+from dataclasses import replace
 from typing import TypeVar
 
 from mimo_jax.config import AttentionDims, FfnKind, LayerKind, ModelConfig, MoeDims
@@ -36,7 +37,7 @@ def _config_from_hf(reader: ConfigReader) -> ModelConfig:
     if reader.present("quantization_config"):
         method = reader.require("quantization_config", dict).get("quant_method")
         raise reader.error(f"quantization_config: quant_method={method!r} is not supported; unquantised weights are")
-    layers = reader.require("num_hidden_layers", int)
+    layers = reader.count("num_hidden_layers")
     _expect_fixed(reader)
     layer_kinds = _per_layer(reader, "hybrid_layer_pattern", layers, (LayerKind.FULL, LayerKind.WINDOW))
     ffn_kinds = _per_layer(reader, "moe_layer_freq", layers, (FfnKind.DENSE, FfnKind.MOE))
@@ -51,7 +52,7 @@ def _config_from_hf(reader: ConfigReader) -> ModelConfig:
         ffn=reader.require("intermediate_size", int),
         max_position_tokens=reader.require("max_position_embeddings", int),
         moe=MoeDims(
-            experts=reader.require("n_routed_experts", int),
+            experts=reader.count("n_routed_experts"),
             experts_per_token=reader.require("num_experts_per_tok", int),
             ffn=reader.require("moe_intermediate_size", int),
             normalise_top_k=reader.require("norm_topk_prob", bool),
@@ -103,7 +104,7 @@ def _dims(reader: ConfigReader, prefix: str) -> AttentionDims:
 
 def _per_layer(reader: ConfigReader, key: str, layers: int, kinds: tuple[Kind, Kind]) -> tuple[Kind, ...]:
     values = reader.require(key, list)
-    if len(values) != layers or not set(values) <= {0, 1}:
+    if len(values) != layers or any(value not in (0, 1) for value in values):
         raise reader.error(f"{key}={values!r}; {layers} entries of 0 or 1 are needed")
     return tuple(kinds[value] for value in values)
 
@@ -125,7 +126,7 @@ def _layer(index: int, config: ModelConfig, fused: bool) -> Layer:
     if fused:
         attention = _fused(attention, f"{prefix}self_attn.qkv_proj.weight", dims)
     if dims.has_sink:
-        attention = attention.replace(sink=tensor(f"{prefix}self_attn.attention_sink_bias"))
+        attention = replace(attention, sink=tensor(f"{prefix}self_attn.attention_sink_bias"))
     moe = config.ffn_kinds[index] is FfnKind.MOE
     return Layer(
         attention_norm=tensor(f"{prefix}input_layernorm.weight"),
@@ -140,7 +141,8 @@ def _fused(attention: Attention, name: str, dims: AttentionDims) -> Attention:
     query_end = dims.heads * dims.head_dim
     key_end = query_end + dims.kv_heads * dims.head_dim
     value_end = key_end + dims.kv_heads * dims.v_dim
-    return attention.replace(
+    return replace(
+        attention,
         query=tensor(name, rows=(0, query_end)),
         key=tensor(name, rows=(query_end, key_end)),
         value=tensor(name, rows=(key_end, value_end)),

@@ -36,5 +36,9 @@ def _qwen3_from_gguf(file: GgufFile, reader: ConfigReader) -> ModelConfig:
     return full_decoder_from_gguf("qwen3", file, reader, qk_norm=True)
 
 
-QWEN2 = Family(_qwen2_from_hf, lambda config, reader: hf_decoder_sources(config), _qwen2_from_gguf, gguf_decoder_sources)
-QWEN3 = Family(_qwen3_from_hf, lambda config, reader: hf_decoder_sources(config), _qwen3_from_gguf, gguf_decoder_sources)
+QWEN2 = Family(
+    _qwen2_from_hf, lambda config, reader: hf_decoder_sources(config), _qwen2_from_gguf, gguf_decoder_sources
+)
+QWEN3 = Family(
+    _qwen3_from_hf, lambda config, reader: hf_decoder_sources(config), _qwen3_from_gguf, gguf_decoder_sources
+)

@@ -7,6 +7,7 @@ from mimo_jax.errors import CheckpointError
 
 T = TypeVar("T")
 _ABSENT = object()
+_MOST = 4096
 
 
 class ConfigReader:
@@ -22,6 +23,13 @@ class ConfigReader:
         if key not in self._values:
             raise CheckpointError(f"{self._where}: key {key!r} is missing")
         return self._typed(key, self._values[key], kind)
+
+    def count(self, key: str) -> int:
+        """A number of layers or experts that must be there. Bounded, because lists of that length are made from it."""
+        value = self.require(key, int)
+        if not 0 < value <= _MOST:
+            raise self.error(f"{key}={value}; 1 to {_MOST} are possible")
+        return value
 
     def optional(self, key: str, kind: type[T], default: T) -> T:
         """The value, or the format's own default when the key is absent or null."""
@@ -45,7 +53,9 @@ class ConfigReader:
     def finish(self) -> None:
         unknown = sorted(set(self._values) - self._used)
         if unknown:
-            raise CheckpointError(f"{self._where}: unknown key {unknown[0]!r} (and {len(unknown) - 1} more unknown ones)")
+            raise CheckpointError(
+                f"{self._where}: unknown key {unknown[0]!r} (and {len(unknown) - 1} more unknown ones)"
+            )
 
     def error(self, message: str) -> CheckpointError:
         return CheckpointError(f"{self._where}: {message}")

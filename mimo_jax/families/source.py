@@ -10,8 +10,8 @@ import numpy as np
 class Source:
     """The checkpoint tensors behind one parameter.
 
-    One name: that tensor, or its rows [first, last) alone. Several names: one slice each along a new first axis (experts).
-    `convert` maps what was read to what is kept, without changing the shape.
+    One name: that tensor, or its rows [first, last) alone. Several names: one slice each along a new first axis
+    (experts). `convert` maps what was read to what is kept, without changing the shape.
     """
 
     names: tuple[str, ...]

@@ -207,7 +207,9 @@ def _assemble(
 
 def _required_id(vocabulary: GgufVocabulary, role: str, token_id: int | None) -> tuple[int]:
     if token_id is None:
-        raise CheckpointError(f"{vocabulary.source}: a text gets {role.upper()}, but tokenizer.ggml.{role}_token_id is missing")
+        raise CheckpointError(
+            f"{vocabulary.source}: a text gets {role.upper()}, but tokenizer.ggml.{role}_token_id is missing"
+        )
     return (token_id,)
 
 

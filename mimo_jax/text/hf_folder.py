@@ -134,7 +134,8 @@ def _decoding(files: FolderFiles) -> tuple[PieceCoding, bool]:
     )
     if restores_spaces and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
         strips = any(
-            step["type"] == "Strip" or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never") for step in steps
+            step["type"] == "Strip" or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never")
+            for step in steps
         )
         return PieceCoding.SENTENCEPIECE, strips
     found = ", ".join(sorted(map(str, kinds))) or "none"

@@ -7,7 +7,7 @@ empty tool lists are resolved here, once, before any template sees them.
 import json
 from typing import Any
 
-from mimo_jax.errors import RequestError
+from mimo_jax.errors import RequestError, short
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -31,10 +31,10 @@ def normalise_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _normalise(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise RequestError(f"{where} is {message!r}; an object with role and content is needed", param=where)
+        raise RequestError(f"{where} is {short(message)}; an object with role and content is needed", param=where)
     role = message.get("role")
     if role not in _ROLES:
-        raise RequestError(f"{where}.role is {role!r}; allowed are {', '.join(_ROLES)}", param=f"{where}.role")
+        raise RequestError(f"{where}.role is {short(role)}; allowed are {', '.join(_ROLES)}", param=f"{where}.role")
     result = {key: value for key, value in message.items() if value is not None}
     result["role"] = "system" if role == "developer" else role
     result["content"] = _content_text(message.get("content"), role, f"{where}.content")
@@ -58,9 +58,9 @@ def _content_text(content: Any, role: str, where: str) -> str:
 def _part_text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     if kind != "text":
-        raise RequestError(f'{where} has the type {kind!r}; only "text" is supported', param=where)
+        raise RequestError(f'{where} has the type {short(kind)}; only "text" is supported', param=where)
     if not isinstance(part.get("text"), str):
-        raise RequestError(f"{where}.text is {part.get('text')!r}; a string is needed", param=where)
+        raise RequestError(f"{where}.text is {short(part.get('text'))}; a string is needed", param=where)
     return str(part["text"])
 
 
@@ -78,7 +78,7 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(f"{where}.function.arguments is no JSON ({error})", param=where) from error
     if not isinstance(arguments, dict):
         raise RequestError(f"{where}.function.arguments is no JSON object", param=where)

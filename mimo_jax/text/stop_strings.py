@@ -84,7 +84,9 @@ class StopStrings:
                 shorter = self._fallback[state]
                 self._matched[state] = self._matched[state] or self._matched[shorter]
                 # A state without children is a whole stop string, not a proper prefix of one.
-                self._held_characters[state] = depths[state] if self._children[state] else self._held_characters[shorter]
+                self._held_characters[state] = (
+                    depths[state] if self._children[state] else self._held_characters[shorter]
+                )
                 queue.append(state)
 
 

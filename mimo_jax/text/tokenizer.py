@@ -89,7 +89,9 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise RequestError("this model has no chat template; send a plain prompt instead", param="messages")
-        text = self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **template_kwargs)
+        text = self.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **template_kwargs
+        )
         return self._encode(text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -124,7 +126,9 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise RequestError(f"the text has a lone surrogate at position {error.start}; UTF-8 cannot hold it") from error
+            raise RequestError(
+                f"the text has a lone surrogate at position {error.start}; UTF-8 cannot hold it"
+            ) from error
         return self.backend.encode(text, add_special_tokens=False).ids
 
 

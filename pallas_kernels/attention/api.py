@@ -28,8 +28,9 @@ def paged_attention(
     lengths      [seqs] int32, tokens of the sequence that are in the pages; a row with 0 yields zeros
     sink         [heads] or None: one logit a query head without a value, not scaled
 
-    Returns [seqs, step, heads, v_dim] in the query's dtype. Softmax is in float32. What a page holds outside a sequence's own
-    tokens, NaN included, changes nothing. Raises ValueError naming the argument when shapes do not fit together.
+    Returns [seqs, step, heads, v_dim] in the query's dtype. Softmax is in float32. What a page holds outside a
+    sequence's own tokens, NaN included, changes nothing. Raises ValueError naming the argument when shapes do not fit
+    together.
     """
     _check(query, key_pages, value_pages, page_table, window_tokens, sink)
     return paged_attention_reference(
@@ -56,7 +57,9 @@ def _check(
     if key_pages.shape[3] != head_dim:
         raise ValueError(f"key_pages has head_dim {key_pages.shape[3]}, query has {head_dim}")
     if value_pages.shape[:3] != key_pages.shape[:3]:
-        raise ValueError(f"value_pages is {value_pages.shape}, key_pages is {key_pages.shape}: the first three must agree")
+        raise ValueError(
+            f"value_pages is {value_pages.shape}, key_pages is {key_pages.shape}: the first three must agree"
+        )
     if page_table.shape[0] != seqs:
         raise ValueError(f"page_table has {page_table.shape[0]} rows, query has {seqs} sequences")
     if window_tokens is not None and window_tokens < 1:

@@ -37,7 +37,9 @@ def test_the_prompt_of_the_committed_values_is_ours_and_crosses_three_windows(
 
 
 @pytest.mark.parametrize("case", REFERENCED, ids=lambda case: case.name)
-def test_log_probabilities_agree_with_transformers(case: tiny.Case, tmp_path: Path, committed: dict[str, np.ndarray]) -> None:
+def test_log_probabilities_agree_with_transformers(
+    case: tiny.Case, tmp_path: Path, committed: dict[str, np.ndarray]
+) -> None:
     got = oracle.oracle_log_probs(case.into(tmp_path), tiny.prompt())
     assert np.abs(got - committed[f"{case.name}/log_probs"]).max() < BOUND
 

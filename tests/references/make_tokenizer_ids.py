@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001  (characters that look like others are here on purpose)
 """Remakes or checks `tokenizer_ids.json`: what llama.cpp makes of a fixed set of hard texts.
 
     python -m tests.references.make_tokenizer_ids --smollm2 SMOLLM2.gguf --gemma3 GEMMA3.gguf
@@ -23,7 +22,9 @@ PIECE_BYTES = 1024
 # One vocabulary, read with other rules: the key is set while loading, the file stays as it is.
 SMOLLM2_SPLITS = ("gpt-2", "llama-bpe", "qwen2", "qwen35", "deepseek-v3", "default")
 
-PYTHON_CODE = 'def f(x: int) -> str:\n    """Doc."""\n\tif x != 10_000:\n        return f"{x!r:>8}"\n    return None  # end\n'
+PYTHON_CODE = (
+    'def f(x: int) -> str:\n    """Doc."""\n\tif x != 10_000:\n        return f"{x!r:>8}"\n    return None  # end\n'
+)
 C_CODE = '#include <stdio.h>\nint main(void) {\n  for (int i=0;i<1<<4;++i) printf("%d\\n", i);\n}\n'
 JSON_CODE = '{"a": [1, 2.5e-3, null, true], "b\\u00e9": {"c": "\\"q\\""}}'
 
@@ -170,7 +171,9 @@ def read(path: Path, overrides: dict[str, str | bool]) -> dict[str, Any]:
         "ids": ids,
         "ids_with_special": [tokenize(vocabulary, text, add_special=True) for text in TEXTS],
         "text": [joined(vocabulary, i, text, special=True) for i, text in zip(ids, TEXTS, strict=True)],
-        "text_without_special": [joined(vocabulary, i, text, special=False) for i, text in zip(ids, TEXTS, strict=True)],
+        "text_without_special": [
+            joined(vocabulary, i, text, special=False) for i, text in zip(ids, TEXTS, strict=True)
+        ],
     }
 
 
@@ -228,7 +231,9 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
                 continue
             if isinstance(was, list) and isinstance(now, list) and len(was) == len(now) == len(TEXTS):
                 lines += [
-                    f"{name}, {key}, {text!r}: was {w}, is {n}" for text, w, n in zip(TEXTS, was, now, strict=True) if w != n
+                    f"{name}, {key}, {text!r}: was {w}, is {n}"
+                    for text, w, n in zip(TEXTS, was, now, strict=True)
+                    if w != n
                 ]
             else:
                 lines.append(f"{name}, {key}: was {was}, is {now}")

@@ -1,6 +1,5 @@
 """One tiny model with a tokenizer, served once for all tests by a real server on a port of its own."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,21 +20,14 @@ CHAT_TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Engines of one test run, subprocesses included, share what they compile."""
-    with pytest.MonkeyPatch.context() as patch:
-        if "MIMO_JAX_CACHE" not in os.environ:
-            patch.setenv("MIMO_JAX_CACHE", str(tmp_path_factory.mktemp("compiled")))
-        yield
-
-
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama that speaks bytes; its turn end is the token <|im_end|>."""
     backend = byte_level_backend()
     turn_end = backend.token_to_id(TURN_END)
-    folder = write_llama(tmp_path_factory.mktemp("model"), 3, vocab_size=300, eos_token_id=turn_end, num_hidden_layers=2)
+    folder = write_llama(
+        tmp_path_factory.mktemp("model"), 3, vocab_size=300, eos_token_id=turn_end, num_hidden_layers=2
+    )
     config = {"eos_token": TURN_END, "chat_template": CHAT_TEMPLATE}
     return write_folder(folder, backend, {"tokenizer_config.json": config})
 
@@ -64,7 +56,9 @@ def server(model_folder: Path) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def ids_only_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A hybrid window model that has no tokenizer."""
-    folder = write_mimo_v2_flash(tmp_path_factory.mktemp("ids_only"), 5, hybrid_layer_pattern=[0, 1], moe_layer_freq=[0, 0])
+    folder = write_mimo_v2_flash(
+        tmp_path_factory.mktemp("ids_only"), 5, hybrid_layer_pattern=[0, 1], moe_layer_freq=[0, 0]
+    )
     with running(EngineWorker(lambda: load(folder, seqs=1))) as started:
         started.wait_ready()
         yield started

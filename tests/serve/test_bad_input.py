@@ -70,7 +70,9 @@ def test_another_content_type_is_refused(server: Server, kind: str) -> None:
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-@pytest.mark.parametrize("model", ["other", "../../x", "/etc/passwd", "org/name", "http://x", "tiny\x00", "", "x" * 1_000_000])
+@pytest.mark.parametrize(
+    "model", ["other", "../../x", "/etc/passwd", "org/name", "http://x", "tiny\x00", "", "x" * 1_000_000]
+)
 def test_an_unknown_model_is_not_found(server: Server, path: str, model: str) -> None:
     body: Json = {"prompt": "abc"} if path == COMPLETIONS else {"messages": HELLO}
     error = check_error(server.http.post(path, json=body | {"model": model}), 404)

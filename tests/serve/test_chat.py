@@ -78,7 +78,9 @@ def test_log_probabilities_have_an_entry_a_token_with_its_bytes(server: Server, 
 
 def test_logprobs_alone_have_no_alternatives(server: Server) -> None:
     (choice,) = server.chat(messages=HELLO, max_tokens=4, logprobs=True)["choices"]
-    assert [entry["top_logprobs"] for entry in choice["logprobs"]["content"]] == [[] for _ in choice["logprobs"]["content"]]
+    assert [entry["top_logprobs"] for entry in choice["logprobs"]["content"]] == [
+        [] for _ in choice["logprobs"]["content"]
+    ]
 
 
 def test_flags_reach_the_template(server: Server, llm: LLM) -> None:

@@ -29,7 +29,9 @@ def test_without_max_tokens_a_completion_has_sixteen(server: Server) -> None:
 
 def test_a_prompt_may_be_text_or_ids_alone_or_in_a_list(server: Server, llm: LLM) -> None:
     ids = llm.tokenizer.encode("abc")
-    texts = [server.complete(prompt=prompt, temperature=0)["choices"][0]["text"] for prompt in ("abc", ["abc"], ids, [ids])]
+    texts = [
+        server.complete(prompt=prompt, temperature=0)["choices"][0]["text"] for prompt in ("abc", ["abc"], ids, [ids])
+    ]
     assert len(set(texts)) == 1
 
 
@@ -81,9 +83,9 @@ def test_a_stop_token_ends_the_text(server: Server, llm: LLM) -> None:
 
 
 def test_log_probabilities_are_parallel_lists_in_the_old_form(server: Server, llm: LLM) -> None:
-    (choice,) = server.complete(prompt="abc", temperature=0, max_tokens=12, logprobs=3, ignore_eos=True, return_token_ids=True)[
-        "choices"
-    ]
+    (choice,) = server.complete(
+        prompt="abc", temperature=0, max_tokens=12, logprobs=3, ignore_eos=True, return_token_ids=True
+    )["choices"]
     params = SamplingParams(temperature=0, max_tokens=12, logprobs=3, ignore_eos=True)
     (expected,) = llm.generate("abc", params)[0].outputs
     lists = choice["logprobs"]
@@ -110,7 +112,9 @@ def test_log_probabilities_are_parallel_lists_in_the_old_form(server: Server, ll
 
 def test_zero_logprobs_report_the_chosen_tokens_alone(server: Server) -> None:
     (choice,) = server.complete(prompt="abc", temperature=0, logprobs=0)["choices"]
-    assert [list(top) for top in choice["logprobs"]["top_logprobs"]] == [[token] for token in choice["logprobs"]["tokens"]]
+    assert [list(top) for top in choice["logprobs"]["top_logprobs"]] == [
+        [token] for token in choice["logprobs"]["tokens"]
+    ]
 
 
 def test_prompt_log_probabilities_begin_with_null(server: Server, llm: LLM) -> None:
@@ -150,13 +154,17 @@ def test_what_clients_send_by_default_is_accepted(server: Server) -> None:
 
 
 def test_a_model_without_a_tokenizer_takes_and_returns_ids(ids_only_server: Server) -> None:
-    answer = ids_only_server.complete(prompt=[5, 6, 7], temperature=0, max_tokens=9, return_token_ids=True, logprobs=1, stop=[])
+    answer = ids_only_server.complete(
+        prompt=[5, 6, 7], temperature=0, max_tokens=9, return_token_ids=True, logprobs=1, stop=[]
+    )
     (choice,) = answer["choices"]
     assert choice["text"] == ""
     assert len(choice["token_ids"]) == 9
     assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
     assert answer["usage"]["completion_tokens"] == 9
-    events = ids_only_server.stream("/v1/completions", prompt=[5, 6, 7], temperature=0, max_tokens=9, return_token_ids=True)
+    events = ids_only_server.stream(
+        "/v1/completions", prompt=[5, 6, 7], temperature=0, max_tokens=9, return_token_ids=True
+    )
     streamed = [token for event in events for token in event["choices"][0].get("token_ids", [])]
     assert streamed == choice["token_ids"]
 

@@ -89,7 +89,9 @@ def test_a_client_that_only_closes_its_sending_side_has_left_too(server: Server,
         assert slow.count - left_at <= _STEPS_LATER
 
 
-def test_a_client_that_leaves_the_queue_never_runs_and_disturbs_nobody(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_leaves_the_queue_never_runs_and_disturbs_nobody(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = LONG | {"prompt": "bystander", "max_tokens": 60}
     undisturbed = server.complete(**body)["choices"]
     slow = SlowSteps(server.worker.engine)

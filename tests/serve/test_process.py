@@ -83,7 +83,9 @@ def signal_handlers_return() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("signal_handlers_return")
-def test_a_model_that_cannot_load_ends_the_process_with_its_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_cannot_load_ends_the_process_with_its_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(SystemExit) as ended:
         run_server(EngineOptions(tmp_path), host="127.0.0.1", port=0, served_model_name=MODEL_NAME)

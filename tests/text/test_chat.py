@@ -144,7 +144,9 @@ HOSTILE = {
     "nested loops with output": ENDLESS.replace("%}{% endfor", "%}{{ b }}{% endfor", 1),
     "nested loops in a block": "{% set x %}" + ENDLESS + "{% endset %}",
     "recursion": "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
-    "branching recursion": ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"),
+    "branching recursion": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+    ),
     "range": "{% for a in range(10 ** 12) %}{% endfor %}",
     "multiplication": "{{ 'a' * 10 ** 9 }}",
     "multiplication the other way": "{{ 10 ** 9 * 'a' }}",

@@ -110,7 +110,9 @@ def test_named_templates_use_the_one_called_default(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'rag', 'tool_use'.*none is called default"):
         load(
             tmp_path / "b",
-            tokenizer_config={"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "rag", "template": "R"}]},
+            tokenizer_config={
+                "chat_template": [{"name": "tool_use", "template": "T"}, {"name": "rag", "template": "R"}]
+            },
         )
 
 

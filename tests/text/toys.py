@@ -36,7 +36,9 @@ def sentencepiece_backend(space_prefix: bool = True) -> Tokenizer:
     steps: list[Any] = [normalizers.Prepend(SPACE_MARK)] if space_prefix else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARK)])
     strip = [decoders.Strip(" ", 1, 0)] if space_prefix else []
-    backend.decoder = decoders.Sequence([decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in ("<unk>", BOS, "</s>")])
     return backend
 

@@ -1,6 +1,7 @@
 """Generation as one pure function on arrays: no engine, no host loop. The file to read after model.py.
 
-It shows how pages work with the simplest owner there is: sequence s owns one contiguous run of pages in both pools for good.
+It shows how pages work with the simplest owner there is: sequence s owns one contiguous run of pages in both pools
+for good.
 """
 
 import jax
@@ -26,7 +27,8 @@ def generate(
     temperature: float = 0.0,
     key: Array | None = None,
 ) -> Array:
-    """Continues prompts [seqs, length] int32 -> [seqs, max_tokens] int32. Pure: jit it with config and max_tokens static.
+    """Continues prompts [seqs, length] int32 -> [seqs, max_tokens] int32. Pure: jit it with config and max_tokens
+    static.
 
     Greedy at temperature 0; else `key` is needed. Nothing ends a sequence early.
     """
