@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
+    params = _sampling(options)  # first: a bad value should not cost the loading of a model
     llm = _one_sequence(options, lambda tokenizer: _encode(tokenizer, options))
     prompt = {"prompt_token_ids": _encode(llm.tokenizer, options)}
-    params = _sampling(options)
     if options.json:
         output = llm.generate(prompt, params, use_tqdm=False)[0]
         print(json.dumps(_as_json(output, options.prompt), ensure_ascii=False))
@@ -50,6 +50,7 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _chat(options: argparse.Namespace) -> int:
+    params = _sampling(options)
     llm = LLM(**_engine_arguments(options), progress=sys.stderr.isatty())
     if llm.tokenizer is None or llm.tokenizer.chat_template is None:
         raise CheckpointError(f"{options.model}: it has no chat template; use `mimo-jax generate`")
@@ -61,7 +62,10 @@ def _chat(options: argparse.Namespace) -> int:
         messages.append({"role": "user", "content": text})
         pieces = []
         try:
-            for update in llm.stream({"prompt_token_ids": llm.encode_chat(messages)}, _sampling(options)):
+            ids = llm.encode_chat(messages)
+            room = llm.engine.limits.room(len(ids), None)  # near the end of the context an answer is cut short
+            fitting = dataclasses.replace(params, max_tokens=min(options.max_tokens, room))
+            for update in llm.stream({"prompt_token_ids": ids}, fitting):
                 pieces.append(update.text)
                 print(update.text, end="", flush=True)
         except RequestError as error:
@@ -95,8 +99,8 @@ def _one_sequence(options: argparse.Namespace, encode: Any) -> LLM:
 
     def expect(tokenizer: Tokenizer | None, limits: Limits) -> Load:
         prompt = len(encode(tokenizer))
-        most = limits.max_model_tokens - prompt if options.max_tokens is None else options.max_tokens
-        return Load(seqs=1, prompt_tokens=prompt, total_tokens=min(prompt + most, limits.max_model_tokens))
+        limits.room(prompt, options.max_tokens)
+        return Load(seqs=1, prompt_tokens=prompt, total_tokens=prompt + options.max_tokens)
 
     arguments = _engine_arguments(options) | {"max_num_seqs": 1}
     progress = sys.stderr.isatty()

@@ -47,6 +47,6 @@ def _fill_sampling(sampling: Any, index: int, request: Request) -> None:
 
 
 def fold_seed(seed: int) -> int:
-    """Any whole number to 32 bits; small seeds stay as they are."""
+    """Any whole number to 32 bits; small seeds stay as they are, and -1 does not become 0."""
     seed &= (1 << 64) - 1
-    return (seed ^ (seed >> 32)) & 0xFFFFFFFF
+    return (seed ^ ((seed >> 32) * 0x9E3779B9)) & 0xFFFFFFFF

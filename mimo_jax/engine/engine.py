@@ -67,19 +67,11 @@ class Engine:
 
         Raises RequestError naming what is wrong, got and allowed.
         """
-        if not prompt:
-            raise RequestError("the prompt is empty; at least one token is needed", param="prompt")
+        most = self.limits.room(len(prompt), params.max_tokens)
         for token in prompt:
             if isinstance(token, bool) or not isinstance(token, int | np.integer) or not 0 <= token < self.steps.vocab:
                 message = f"the prompt has token id {str(token)[:40]}; 0 to {self.steps.vocab - 1} are possible"
                 raise RequestError(message, param="prompt")
-        most = self.limits.max_model_tokens - len(prompt)
-        if most < 1:
-            message = f"the prompt has {len(prompt)} tokens; with at least one more, {self.limits.max_model_tokens} fit"
-            raise RequestError(message, param="prompt")
-        if params.max_tokens is not None and params.max_tokens > most:
-            message = f"max_tokens={params.max_tokens}; behind a prompt of {len(prompt)} tokens at most {most} fit"
-            raise RequestError(message, param="max_tokens")
         max_tokens = self._most_tokens(len(prompt), most) if params.max_tokens is None else params.max_tokens
         if params.min_tokens > max_tokens:
             message = (
@@ -133,11 +125,12 @@ class Engine:
     def step(self) -> list[Update]:
         """One iteration: at most one decode and one prefill call on the device. Empty when nothing is to be done.
 
-        If the device fails, every request ends with ERROR, the cache is made anew, and the exception goes on.
+        If the device fails or the user interrupts, every request ends with ERROR, the cache is made anew (the step has
+        used up the old one), and the exception goes on.
         """
         try:
             return [update for plan in self.scheduler.plan() for update in self._run(plan)]
-        except Exception:
+        except BaseException:
             self.reset()
             raise
 

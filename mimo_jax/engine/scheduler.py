@@ -31,6 +31,19 @@ class Limits:
     window_tokens: int
     has_full: bool
 
+    def room(self, prompt: int, max_tokens: int | None) -> int:
+        """Tokens that fit behind a prompt of so many. Raises RequestError when it, or max_tokens, does not fit."""
+        most = self.max_model_tokens - prompt
+        if prompt < 1:
+            raise RequestError("the prompt is empty; at least one token is needed", param="prompt")
+        if most < 1:
+            message = f"the prompt has {prompt} tokens; with at least one more, {self.max_model_tokens} fit"
+            raise RequestError(message, param="prompt")
+        if max_tokens is not None and max_tokens > most:
+            message = f"max_tokens={max_tokens}; behind a prompt of {prompt} tokens at most {most} fit"
+            raise RequestError(message, param="max_tokens")
+        return most
+
     def chunk_tokens(self, rows: int) -> int:
         """Prompt tokens of one row when so many share a prefill batch: all of them, or an even share."""
         return self.prefill_tokens if rows == 1 else self.prefill_tokens // self.prefill_rows

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
+
+from mimo_jax import CheckpointError
+from mimo_jax.checkpoint import checkpoint
+from mimo_jax.checkpoint.checkpoint import open_checkpoint
+from tests import tiny
 
 INDEX = "model.safetensors.index.json"
 
@@ -49,3 +55,30 @@ def cut(path: Path, size_bytes: int) -> None:
 
 def shards(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
+
+
+def refused(path: Path, *words: str) -> None:
+    """Before any weight is read, with a message that has all of the words; paths are among them."""
+
+    def read(*_: Any) -> None:
+        raise AssertionError("weights were read")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.safetensors, "read_tensor", read)
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(path)
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+def case_named(name: str) -> tiny.Case:
+    return next(case for case in tiny.cases() if case.name == name)
+
+
+def index_of(folder: Path) -> dict[str, str]:
+    names: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+    return names
+
+
+def shard_of(folder: Path, name: str) -> Path:
+    return folder / index_of(folder)[name]

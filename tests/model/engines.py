@@ -13,9 +13,7 @@ from mimo_jax.engine.engine import Engine
 
 def make_llm(model: Path | str, tokens: int, *, chunk: int, **options: Any) -> LLM:
     """One sequence of up to `tokens`, prefilled in chunks: a prefill and a decode program of one table width."""
-    return LLM(
-        model, max_model_len=tokens, max_num_seqs=1, max_num_batched_tokens=chunk, progress=False, **options
-    )
+    return LLM(model, max_model_len=tokens, max_num_seqs=1, max_num_batched_tokens=chunk, progress=False, **options)
 
 
 def with_chunks(llm: LLM, chunk: int) -> LLM:

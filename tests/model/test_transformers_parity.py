@@ -32,7 +32,7 @@ class Loaded:
     case: tiny.Case
     folder: Path
     llm: LLM
-    expected: np.ndarray  # [tokens - 1, vocab], behind the prompt and the oracle's continuation of it
+    expected: np.ndarray  # [tokens - 1, vocab], behind each token of prompt and continuation
     continuation: list[int]
 
 
@@ -45,15 +45,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         with np.load(REFERENCES) as committed:
             continuation = committed[f"{case.name}/greedy"].tolist()
     else:
-        continuation = oracle_greedy(folder)
+        continuation, _ = greedy(llm, PROMPT, GREEDY_TOKENS)  # judged by the oracle's choices below
     return Loaded(case, folder, llm, oracle_log_probs(folder, PROMPT + continuation[:-1]), continuation)
-
-
-def oracle_greedy(folder: Path) -> list[int]:
-    ids = list(PROMPT)
-    for _ in range(GREEDY_TOKENS):
-        ids.append(int(oracle_log_probs(folder, ids)[-1].argmax()))
-    return ids[len(PROMPT) :]
 
 
 def deviation(one: np.ndarray, two: np.ndarray) -> float:
@@ -81,6 +74,7 @@ def test_prefill_in_chunks_gives_the_same_log_probabilities(loaded: Loaded, chun
 def test_the_greedy_continuation_and_its_log_probabilities_are_theirs(loaded: Loaded) -> None:
     ids, log_probs = greedy(loaded.llm, PROMPT, GREEDY_TOKENS)
     assert ids == loaded.continuation
+    assert ids == loaded.expected[len(PROMPT) - 1 :].argmax(axis=-1).tolist()
     expected = loaded.expected[np.arange(len(PROMPT) - 1, TOKENS - 1), ids]
     assert deviation(np.array(log_probs), expected) < BOUND
 

@@ -105,9 +105,7 @@ def config(reader: gguf.GGUFReader) -> transformers.Gemma3TextConfig:
         sliding_window=field("attention.sliding_window"),
         max_position_embeddings=field("context_length"),
         hidden_activation="gelu_pytorch_tanh",
-        layer_types=[
-            "sliding_attention" if (layer + 1) % FULL_EVERY else "full_attention" for layer in range(layers)
-        ],
+        layer_types=["sliding_attention" if (layer + 1) % FULL_EVERY else "full_attention" for layer in range(layers)],
         rope_parameters={
             "full_attention": {"rope_type": "default", "rope_theta": float(field("rope.freq_base"))},
             "sliding_attention": {"rope_type": "default", "rope_theta": WINDOW_THETA},

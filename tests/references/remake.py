@@ -22,6 +22,7 @@ def main() -> int:
         models = ["--smollm2", str(_smollm2()), "--gemma3", str(_gemma3(Path(folder)))]
         commands = [
             ["tests.references.make_transformers"],
+            ["tests.references.make_gemma_transformers", *models[2:]],
             ["tests.references.make_tokenizer_ids", *models],
             ["tests.references.make_llama_cpp", *models],
         ]
