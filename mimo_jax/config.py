@@ -16,6 +16,8 @@ class LayerKind(enum.Enum):
 
 
 class FfnKind(enum.Enum):
+    """What follows attention in a layer: one gated FFN, or a mixture of experts."""
+
     DENSE = "dense"
     MOE = "moe"
 

@@ -72,6 +72,8 @@ class Layer:
 
 @struct.dataclass
 class Params:
+    """All arrays of a model, or their specs or sources: the tree is the same."""
+
     embedding: Any  # [vocab, embed]
     layers: tuple[Layer, ...]
     final_norm: Any  # [embed]
