@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from mimo_jax.engine.scheduler import Limits
 from mimo_jax.engine.setup import EngineOptions, Load, load_engine
 from mimo_jax.errors import CheckpointError, RequestError
@@ -104,7 +106,11 @@ def _one_sequence(options: argparse.Namespace, encode: Any) -> LLM:
 
     arguments = _engine_arguments(options) | {"max_num_seqs": 1}
     progress = sys.stderr.isatty()
-    return LLM.from_engine(load_engine(EngineOptions(**arguments), expect=expect, progress=progress), progress=progress)
+    # On a CPU a first run costs more than a second of building operators, on a GPU little but memory.
+    engine = load_engine(
+        EngineOptions(**arguments), expect=expect, rehearse=jax.default_backend() == "cpu", progress=progress
+    )
+    return LLM.from_engine(engine, progress=progress)
 
 
 def _encode(tokenizer: Tokenizer | None, options: argparse.Namespace) -> list[int]:

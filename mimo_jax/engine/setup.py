@@ -82,9 +82,13 @@ def load_engine(
     options: EngineOptions,
     *,
     expect: Callable[[Tokenizer | None, Limits], Load] | None = None,
+    rehearse: bool = False,
     progress: bool = False,
 ) -> Engine:
     """Opens the model, reads its weights and, if `expect` says for what, compiles meanwhile.
+
+    `rehearse` also runs what was compiled once on zeros, so that the first request does not pay for a first run; it
+    takes memory for a second cache and for one weight of each shape.
 
     Raises CheckpointError for a model that cannot be loaded, ValueError for options that do not fit it.
     """
@@ -107,11 +111,17 @@ def load_engine(
             load = expect(tokenizer, limits)
             shapes = ladder.reachable(limits, load.seqs, load.prompt_tokens, load.total_tokens)
             buckets = [Bucket(*shape) for shape in shapes]
-            compiling = pool.submit(steps.warm_up, buckets, scoring=load.scoring, progress=progress)
+            compiling = pool.submit(_prepare, steps, buckets, load.scoring, rehearse, progress)
         params = load_params(checkpoint, dtype, mesh, rules, progress=progress)
         if compiling is not None:
             compiling.result()
     return Engine(params, steps, limits, ladder, tokenizer=tokenizer, seed=options.seed)
+
+
+def _prepare(steps: Steps, buckets: list[Bucket], scoring: bool, rehearse: bool, progress: bool) -> None:
+    steps.warm_up(buckets, scoring=scoring, progress=progress)
+    if rehearse:
+        steps.rehearse(buckets)
 
 
 def make_limits(options: EngineOptions, config: ModelConfig, device: jax.Device) -> Limits:

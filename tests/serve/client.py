@@ -69,7 +69,7 @@ def decode_event(event: bytes) -> Json:
 def running(worker: EngineWorker) -> Iterator[Server]:
     """Starts a worker and a server for it; both have ended afterwards."""
     app = create_app(worker, served_model_name=MODEL_NAME)
-    http = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
+    http = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="off"))
     listening = http.config.bind_socket()
     thread = threading.Thread(target=http.run, args=([listening],), name="http")
     worker.start()

@@ -1,6 +1,7 @@
 """The server as a process: signals, exit codes, and the port while the model loads."""
 
 import contextlib
+import logging
 import signal
 import socket
 import subprocess
@@ -75,11 +76,13 @@ def test_an_interrupt_while_the_model_loads_ends_the_process(model_folder: Path)
 
 @pytest.fixture
 def signal_handlers_return() -> Iterator[None]:
-    """run_server sets handlers for the process it is in."""
+    """run_server sets handlers, of signals and of logs, for the process it is in; these logs end with this test."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logging.getLogger(name).handlers.clear()
 
 
 @pytest.mark.usefixtures("signal_handlers_return")
