@@ -1,7 +1,6 @@
 """The server as a process: signals, exit codes, and the port while the model loads."""
 
 import contextlib
-import logging
 import signal
 import socket
 import subprocess
@@ -10,10 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 
-from mimo_jax.engine.setup import EngineOptions
-from serve.app import run_server
 from tests.serve.client import MODEL_NAME, wait_for
 
 _SERVE = """
@@ -74,38 +70,24 @@ def test_an_interrupt_while_the_model_loads_ends_the_process(model_folder: Path)
         assert process.wait(20) == 0
 
 
-@pytest.fixture
-def signal_handlers_return() -> Iterator[None]:
-    """run_server sets handlers, of signals and of logs, for the process it is in; these logs end with this test."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
-        logging.getLogger(name).handlers.clear()
-
-
-@pytest.mark.usefixtures("signal_handlers_return")
-def test_a_model_that_cannot_load_ends_the_process_with_its_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_cannot_load_ends_the_process_with_its_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(SystemExit) as ended:
-        run_server(EngineOptions(tmp_path), host="127.0.0.1", port=0, served_model_name=MODEL_NAME)
-    assert ended.value.code == 1
-    errors = capsys.readouterr().err
+    with serving(tmp_path, free_port()) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
     assert errors.splitlines()[-1].startswith("error: ")
     assert "config.json" in errors.splitlines()[-1]
     assert "Traceback" not in errors
 
 
-@pytest.mark.usefixtures("signal_handlers_return")
-def test_a_port_that_is_taken_ends_the_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_ends_the_process(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(SystemExit) as ended:
-            run_server(EngineOptions(tmp_path), host="127.0.0.1", port=port, served_model_name=MODEL_NAME)
-    assert ended.value.code == 1
-    assert "in use" in capfd.readouterr().err
+        with serving(tmp_path, port) as process:
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "in use" in errors
+    assert str(port) in errors
+    assert "Traceback" not in errors
