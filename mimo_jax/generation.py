@@ -32,6 +32,10 @@ def generate(
 
     Greedy at temperature 0; else `key` is needed. Nothing ends a sequence early.
     """
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens={max_tokens}; at least 1 is needed")
+    if temperature < 0:
+        raise ValueError(f"temperature={temperature}; 0 or more is needed")
     if temperature > 0 and key is None:
         raise ValueError(f"temperature={temperature} needs a key")
     seqs, length = prompts.shape

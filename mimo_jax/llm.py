@@ -1,7 +1,7 @@
 """LLM: the offline Python API, in vLLM's vocabulary."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from tqdm import tqdm
 from mimo_jax.engine.engine import Engine, Update
 from mimo_jax.engine.request import Request
 from mimo_jax.engine.setup import EngineOptions, load_engine
-from mimo_jax.errors import RequestError
+from mimo_jax.errors import RequestError, short
 from mimo_jax.outputs import RequestOutput, completion, prompt_logprobs
 from mimo_jax.sampling_params import SamplingParams
 
@@ -88,26 +88,28 @@ class LLM:
         Returns one RequestOutput per prompt, in order. All prompts are checked before any runs: RequestError names
         the first that cannot be served, and nothing stays queued, whatever ends the call.
         """
-        listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        self._check_idle()
+        listed = _listed(prompts, str | Mapping, "prompts")
         params = self._params(sampling_params, len(listed))
-        texts_and_ids = [self._encode(prompt) for prompt in listed]
-        groups = []
-        for place, ((_, ids), one) in enumerate(zip(texts_and_ids, params, strict=True)):
+        texts, groups = [], []
+        for place, (prompt, one) in enumerate(zip(listed, params, strict=True)):
             try:
+                text, ids = self._encode(prompt)
                 parent = self.engine.make_request(str(next(self._counter)), ids, one)
             except RequestError as error:
                 raise RequestError(f"prompt {place}: {error}", param=error.param) from error
+            texts.append(text)
             groups.append(self.engine.choices(parent))
-        texts = self._run([request for group in groups for request in group], use_tqdm)
+        written = self._run([request for group in groups for request in group], use_tqdm)
         return [
             RequestOutput(
                 request_id=group[0].request_id.rpartition("-")[0],
                 prompt=text,
                 prompt_token_ids=list(group[0].prompt),
-                outputs=[completion(request, texts[request.request_id], self.tokenizer) for request in group],
+                outputs=[completion(request, written[request.request_id], self.tokenizer) for request in group],
                 prompt_logprobs=prompt_logprobs(group[0], self.tokenizer),
             )
-            for (text, _), group in zip(texts_and_ids, groups, strict=True)
+            for text, group in zip(texts, groups, strict=True)
         ]
 
     def chat(
@@ -119,8 +121,8 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation (a list of {"role", "content"}) or a list of conversations."""
-        one = bool(messages) and isinstance(messages[0], Mapping)
-        conversations = [messages] if one or not messages else messages
+        listed = _listed(messages, str | Mapping, "messages")
+        conversations = [listed] if not listed or isinstance(listed[0], Mapping) else listed
         prompts = [{"prompt_token_ids": self.encode_chat(chat, chat_template_kwargs)} for chat in conversations]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
@@ -135,6 +137,8 @@ class LLM:
 
         Teacher-forced through the same paged steps that generate. Raises RequestError as generate does.
         """
+        self._check_idle()
+        token_ids = _listed(token_ids, (), "token_ids")
         request = self.engine.make_request(
             str(next(self._counter)), token_ids, SamplingParams(max_tokens=1, temperature=0)
         )
@@ -147,6 +151,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Update]:
         """Completes one prompt, one Update a token. Closing the iterator early ends the request."""
+        self._check_idle()
         _, ids = self._encode(prompt)
         params = self._params(sampling_params, 1)[0]
         if params.n != 1:
@@ -160,11 +165,18 @@ class LLM:
         finally:
             self.engine.abort(request.request_id)
 
+    def _check_idle(self) -> None:
+        if self.engine.unfinished:
+            raise RequestError("a stream of this LLM is still open: exhaust it or close() it first")
+
     def _params(
         self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int
     ) -> Sequence[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
             return [given or SamplingParams()] * prompts
+        given = _listed(given, (), "sampling_params")
+        if not all(isinstance(one, SamplingParams) for one in given):
+            raise RequestError("sampling_params has something that is no SamplingParams", param="sampling_params")
         if len(given) != prompts:
             raise RequestError(f"{len(given)} sampling_params for {prompts} prompts", param="sampling_params")
         return given
@@ -172,7 +184,7 @@ class LLM:
     def _encode(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
         if isinstance(prompt, Mapping):
             if set(prompt) == {"prompt_token_ids"}:
-                return None, prompt["prompt_token_ids"]
+                return None, _listed(prompt["prompt_token_ids"], (), "prompt_token_ids")
             if set(prompt) != {"prompt"}:
                 raise RequestError(
                     f"a prompt with the keys {sorted(prompt)}; prompt or prompt_token_ids", param="prompt"
@@ -189,6 +201,7 @@ class LLM:
             len(requests),
             max(len(request.prompt) for request in requests),
             max(len(request.prompt) + request.max_tokens for request in requests),
+            alone=len(requests) == 1,
             scoring=scoring,
             progress=self._progress,
         )
@@ -213,3 +226,12 @@ class LLM:
             for request in requests:
                 self.engine.abort(request.request_id)
         return {request_id: "".join(texts) for request_id, texts in pieces.items()}
+
+
+def _listed(value: Any, single: Any, name: str) -> Sequence[Any]:
+    """A list of what was given: one thing of the type `single`, or any iterable of things."""
+    if single and isinstance(value, single):
+        return [value]
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise RequestError(f"{name}={short(value)}; a list is needed", param=name)
+    return list(value)

@@ -1,6 +1,5 @@
 """How a request wants its tokens chosen and where it stops, in vLLM's vocabulary."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,6 +48,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if hasattr(value, "item") and not getattr(value, "shape", None):  # a NumPy number
+                object.__setattr__(self, name, value.item())
         _whole("n", self.n, 1, MAX_CHOICES)
         if self.max_tokens is not None:
             _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
@@ -84,10 +86,8 @@ def _whole(name: str, value: object, low: int, high: int) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RequestError(f"{name}={short(value)}; a finite number is needed", param=name)
-    if not low <= value <= high:
-        raise RequestError(f"{name}={value}; {low:g} to {high:g} is needed", param=name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:  # NaN as well
+        raise RequestError(f"{name}={short(value)}; a finite number, {low:g} to {high:g}, is needed", param=name)
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
 
 def _stop_token_ids(ids: object) -> tuple[int, ...]:
     values = () if ids is None else ids
-    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) > MAX_STOP_TOKEN_IDS:
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) > MAX_STOP_TOKEN_IDS:
         message = f"stop_token_ids={short(ids)}; a list of at most {MAX_STOP_TOKEN_IDS} ids is needed"
         raise RequestError(message, param="stop_token_ids")
     for value in values:

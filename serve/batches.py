@@ -59,7 +59,10 @@ def run_batch(llm: LLM, input_path: Path, output_path: Path) -> BatchSummary:
     created = int(input_path.stat().st_mtime)
     with input_path.open("rb") as source:
         output = open_output(output_path, read_lines(source))
-        with output.file, tqdm(desc="batch", unit=" tokens", disable=not sys.stderr.isatty()) as bar:
+        with (
+            output.file,
+            tqdm(desc="batch", unit=" tokens", disable=sys.stderr is None or not sys.stderr.isatty()) as bar,
+        ):
             run = _Run(llm.engine, output.file, bar, created)
             try:
                 run.all(output.remaining)

@@ -137,7 +137,8 @@ def token_label(token_id: int, tokenizer: Tokenizer | None) -> str:
 
 
 def json_logprob(value: float) -> float:
-    return max(value, _LOWEST_LOGPROB)
+    """JSON knows neither -inf nor NaN."""
+    return value if value >= _LOWEST_LOGPROB else _LOWEST_LOGPROB
 
 
 def prompt_logprobs_json(entries: Sequence[TokenLogprob], tokenizer: Tokenizer | None) -> list[Json | None]:

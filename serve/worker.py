@@ -84,7 +84,7 @@ class EngineWorker:
         self._engine: Engine | None = None
         self._thread: threading.Thread | None = None
         self.state = WorkerState.LOADING
-        self.error: BaseException | None = None  # why loading failed
+        self.error: BaseException | None = None  # why it failed
 
     @property
     def engine(self) -> Engine:
@@ -93,7 +93,7 @@ class EngineWorker:
         return self._engine
 
     def start(self, on_failure: Callable[[], None] = lambda: None) -> None:
-        """Begins to load; `on_failure` is called on the worker's thread if that fails."""
+        """Begins to load; `on_failure` is called on the worker's thread if that or the loop behind it fails."""
         # A daemon, because a compilation cannot be interrupted: the process must be able to end meanwhile.
         self._thread = threading.Thread(target=self._run, args=(on_failure,), name="engine", daemon=True)
         self._thread.start()
@@ -121,10 +121,24 @@ class EngineWorker:
             on_failure()
             return
         self.state = WorkerState.READY
-        while self._obey(self._engine):
-            if self._engine.unfinished:
-                self._step(self._engine)
-        self.state = WorkerState.STOPPED
+        try:
+            while self._obey(self._engine):
+                if self._engine.unfinished:
+                    self._step(self._engine)
+            self.state = WorkerState.STOPPED
+        except BaseException as error:  # a thread that dies silently would leave every client waiting
+            log.exception("the engine thread failed; the server ends")
+            self.error, self.state = error, WorkerState.FAILED
+            self._end_all(self._engine, EngineFailed())
+            on_failure()
+        self._refuse_waiting()
+
+    def _refuse_waiting(self) -> None:
+        """Ends the jobs that came too late to be taken."""
+        while not self._commands.empty():
+            match self._commands.get():
+                case _Submit(_, sink):
+                    sink(Ended(ServerStopping()))
 
     def _obey(self, engine: Engine) -> bool:
         """Takes all commands there are, waiting for one if the engine is idle. False when told to stop."""

@@ -109,7 +109,7 @@ def _read_shard(path: Path) -> dict[str, StoredTensor]:
         header = json.loads(raw)
         entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
         return {name: _stored(path, name, entry, 8 + header_bytes, file_bytes) for name, entry in entries}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path}: the safetensors header is damaged ({error!r})") from error
@@ -120,7 +120,7 @@ def _stored(path: Path, name: str, entry: dict[str, Any], data_start: int, file_
         raise CheckpointError(f"{path}: {name} has dtype {entry['dtype']}; known are {', '.join(_DTYPES)}")
     dtype = np.dtype(_DTYPES[entry["dtype"]])
     shape = tuple(int(size) for size in entry["shape"])
-    begin, end = entry["data_offsets"]
+    begin, end = (int(offset) for offset in entry["data_offsets"])
     if min(shape, default=0) < 0 or begin < 0 or end - begin != math.prod(shape) * dtype.itemsize:
         raise CheckpointError(f"{path}: {name} is {shape} {dtype} but takes bytes {begin} to {end}")
     if data_start + end > file_bytes:

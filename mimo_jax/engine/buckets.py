@@ -31,14 +31,19 @@ class Ladder:
         fitting = [shape for shape in self.prefill if shape[0] >= rows and shape[1] >= step]
         return (*min(fitting, key=lambda shape: (shape[0] * shape[1], shape)), _at_least(self.widths, pages))
 
-    def reachable(self, limits: Limits, seqs: int, prompt: int, total: int) -> Iterator[tuple[int, int, int]]:
-        """Every shape that `seqs` requests at once can meet, of prompts and totals up to so many tokens."""
+    def reachable(
+        self, limits: Limits, seqs: int, prompt: int, total: int, *, alone: bool
+    ) -> Iterator[tuple[int, int, int]]:
+        """Every shape that `seqs` requests at once can meet, of prompts and totals up to so many tokens.
+
+        `alone`: there is one request and its prompt has exactly that length, so its chunks are known.
+        """
         seqs = min(seqs, limits.max_seqs)
         yield from self._reachable_decode(limits, seqs, total)
         for rows in range(1, min(seqs, limits.prefill_rows) + 1):
             most = limits.chunk_tokens(rows)
-            # A prompt alone is cut into whole chunks and a rest; among others its chunks can have any length.
-            counts = {min(prompt, most), prompt % most or most} if seqs == 1 else set(range(1, min(prompt, most) + 1))
+            # A known prompt alone is cut into whole chunks and a rest; otherwise chunks can have any length.
+            counts = {min(prompt, most), prompt % most or most} if alone else set(range(1, min(prompt, most) + 1))
             for step in {self.chunk(rows, count, 0)[1] for count in counts}:
                 yield from (self.chunk(rows, step, pages) for pages in self._widths(limits, prompt))
 

@@ -143,9 +143,21 @@ class Engine:
         self.scheduler = self._new_scheduler()
         self._cache = self.steps.init_cache()
 
-    def warm_up(self, seqs: int, prompt_tokens: int, total_tokens: int, *, scoring: bool, progress: bool) -> None:
-        """Compiles every shape that so many requests at once, of such sizes, can meet."""
-        shapes = self.ladder.reachable(self.limits, seqs, prompt_tokens, total_tokens)
+    def warm_up(
+        self,
+        seqs: int,
+        prompt_tokens: int,
+        total_tokens: int,
+        *,
+        alone: bool = False,
+        scoring: bool,
+        progress: bool,
+    ) -> None:
+        """Compiles every shape that so many requests at once, of such sizes at most, can meet.
+
+        `alone`: there is one request, of exactly this prompt length.
+        """
+        shapes = self.ladder.reachable(self.limits, seqs, prompt_tokens, total_tokens, alone=alone)
         self.steps.warm_up([Bucket(*shape) for shape in shapes], scoring=scoring, progress=progress)
 
     def _new_scheduler(self) -> Scheduler:
@@ -158,6 +170,10 @@ class Engine:
         if len(ids) > BANNED:
             raise RequestError(f"{len(ids)} stop ids; at most {BANNED} are possible", param="stop_token_ids")
         return ids
+
+    def room(self, prompt_tokens: int) -> int:
+        """Tokens that can follow a prompt of so many. Raises RequestError when none can."""
+        return self._most_tokens(prompt_tokens, self.limits.room(prompt_tokens, None))
 
     def _most_tokens(self, prompt_tokens: int, most: int) -> int:
         """What max_tokens=None means: the rest of the context, as far as the full pool could ever hold it."""

@@ -18,6 +18,7 @@ from mimo_jax.config import LayerKind, ModelConfig
 from mimo_jax.engine.buckets import make_ladder
 from mimo_jax.engine.engine import Engine
 from mimo_jax.engine.scheduler import Limits
+from mimo_jax.errors import short
 from mimo_jax.models import resolve_model
 from mimo_jax.steps import Bucket, Steps, enable_compile_cache
 from mimo_jax.text import Tokenizer, load_tokenizer
@@ -62,6 +63,12 @@ class EngineOptions:
             raise ValueError(f"dtype={self.dtype!r}; 'auto', 'float32' and 'bfloat16' are possible")
         if self.quantization is not None:
             raise ValueError(f"quantization={self.quantization!r}; None alone is supported")
+        if self.hf_overrides is not None and not isinstance(self.hf_overrides, dict):
+            raise ValueError(f"hf_overrides={short(self.hf_overrides)}; an object of config.json keys is needed")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValueError(f"seed={short(self.seed)}; a whole number is needed")
+        if not isinstance(self.model, str | Path):
+            raise ValueError(f"model={short(self.model)}; a path or a name is needed")
         for name in ("max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "max_num_batched_tokens", "block_size"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -70,12 +77,16 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Load:
-    """What an engine should be ready for: so many requests at once, of such sizes at most."""
+    """What an engine should be ready for: so many requests at once, of such sizes at most.
+
+    `alone`: one request, of exactly this prompt length.
+    """
 
     seqs: int
     prompt_tokens: int
     total_tokens: int
     scoring: bool = False
+    alone: bool = False
 
 
 def load_engine(
@@ -109,7 +120,7 @@ def load_engine(
         compiling = None
         if expect is not None:
             load = expect(tokenizer, limits)
-            shapes = ladder.reachable(limits, load.seqs, load.prompt_tokens, load.total_tokens)
+            shapes = ladder.reachable(limits, load.seqs, load.prompt_tokens, load.total_tokens, alone=load.alone)
             buckets = [Bucket(*shape) for shape in shapes]
             compiling = pool.submit(_prepare, steps, buckets, load.scoring, rehearse, progress)
         params = load_params(checkpoint, dtype, mesh, rules, progress=progress)
@@ -162,7 +173,7 @@ def pool_sizes(
     wanted = limits.max_seqs * limits.full_pages(limits.max_model_tokens)
     room = (budget - (window_pages + 1) * window_page) // full_page - 1 if full_page else 0
     full_pages = min(wanted, room)
-    if full_pages < min(wanted, 1):
+    if full_pages < min(wanted, 1) or budget < (window_pages + 1) * window_page:
         raise ValueError(
             f"{budget} bytes are too few for the cache: {window_pages} window pages of {window_page} bytes "
             f"come first, then full pages of {full_page} bytes (kv_cache_memory_bytes)"
@@ -173,9 +184,8 @@ def pool_sizes(
 
 def compile_cache_folder() -> Path:
     """Where compiled programs are kept: $MIMO_JAX_CACHE, or mimo_jax/ in the user's cache folder."""
-    if "MIMO_JAX_CACHE" in os.environ:
-        return Path(os.environ["MIMO_JAX_CACHE"]).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "mimo_jax"
+    own = os.environ.get("MIMO_JAX_CACHE")  # empty means unset, as for XDG_CACHE_HOME
+    return Path(own or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mimo_jax")).expanduser()
 
 
 def _auto_dtype(device: jax.Device) -> str:

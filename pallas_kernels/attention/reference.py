@@ -29,7 +29,9 @@ def paged_attention_reference(
     values = value_pages[page_table].reshape(seqs, context, kv_heads, v_dim)
     key_positions = first_page[:, None] * page + jnp.arange(context, dtype=jnp.int32)  # [seqs, context]
     owned = key_positions < lengths[:, None]  # [seqs, context]
-    # 0 * NaN is NaN: a value that no query may see has to be replaced, a probability of zero is not enough.
+    # 0 * NaN is NaN: what no query may see has to be replaced, a probability of zero is not enough. Keys need it in the
+    # backward pass.
+    keys = jnp.where(owned[:, :, None, None], keys, 0)
     values = jnp.where(owned[:, :, None, None], values, 0)
 
     grouped = query.reshape(seqs, step, kv_heads, heads // kv_heads, head_dim)

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -149,3 +150,29 @@ def test_chat_on_a_terminal_asks_answers_and_ends_with_ctrl_d(model: Path) -> No
     os.close(terminal)
     assert process.returncode == 0, errors.decode()
     assert b"Type a message" in errors
+
+
+def test_overrides_that_are_no_object_are_refused_by_name(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for overrides in ("[1]", "x"):
+        with pytest.raises(SystemExit) as ended:
+            _generate(model, "--prompt", "x", "--hf-overrides", overrides)
+        assert ended.value.code == 2
+        assert "--hf-overrides" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-"])
+def test_a_closed_standard_stream_is_no_traceback(model: Path, closed: str) -> None:
+    program = "import sys; from mimo_jax.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "chat", str(model), *_SMALL, "--max-num-seqs", "1"]
+    shell = " ".join(shlex.quote(word) for word in command)
+    ended = subprocess.run(["sh", "-c", f"echo | {shell} {closed}"], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:
+    program = "import sys; from mimo_jax.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "generate", str(model), *_SMALL, "--ignore-eos", "--prompt", "Hello"]
+    shell = " ".join(shlex.quote(word) for word in command)
+    ended = subprocess.run(["sh", "-c", f"{shell} | true"], capture_output=True, text=True, timeout=120)
+    assert ended.stderr == ""

@@ -100,12 +100,25 @@ def test_warm_up_covers_every_shape_that_the_load_meets(
     ladder = make_ladder(limits)
     prompt = max(prompt for prompt, _ in requests)
     total = max(prompt + most for prompt, most in requests)
-    assert run(limits, ladder, requests) <= set(ladder.reachable(limits, len(requests), prompt, total))
+    assert run(limits, ladder, requests) <= set(ladder.reachable(limits, len(requests), prompt, total, alone=False))
 
 
 @pytest.mark.parametrize("prompt", [1, 255, 256, 257, 512, 700])
 def test_one_request_alone_compiles_only_what_it_meets_and_a_rung_or_two(prompt: int) -> None:
     ladder = make_ladder(LIMITS)
-    met, warmed = run(LIMITS, ladder, [(prompt, 30)]), set(ladder.reachable(LIMITS, 1, prompt, prompt + 30))
+    met, warmed = run(LIMITS, ladder, [(prompt, 30)]), set(ladder.reachable(LIMITS, 1, prompt, prompt + 30, alone=True))
     assert met <= warmed
     assert len(warmed) <= len(met) + 4
+
+
+@pytest.mark.parametrize("max_seqs", [1, 2, 3, 8])
+@pytest.mark.parametrize("prefill_tokens", [1, 7, 64, 256, 1000])
+def test_warm_up_for_everything_covers_every_prompt_length(max_seqs: int, prefill_tokens: int) -> None:
+    rows = max(1, min(4, max_seqs, prefill_tokens // 16))
+    limits = replace(LIMITS, max_seqs=max_seqs, prefill_rows=rows, prefill_tokens=prefill_tokens)
+    ladder = make_ladder(limits)
+    most = limits.max_model_tokens
+    warmed = set(ladder.reachable(limits, max_seqs, most - 1, most, alone=False))
+    for count in range(1, min(prefill_tokens, most - 1) + 1):
+        for end in {count, most - 1}:
+            assert ladder.chunk(1, count, limits.full_pages(end)) in warmed

@@ -223,3 +223,27 @@ def test_shapes_that_do_not_fit_are_refused_by_name(message: str) -> None:
     arrays |= {name: jnp.zeros(shape, jnp.int32) for name, shape in integers.items()}
     with pytest.raises(ValueError, match=message):
         paged_attention(**arrays, scale=1.0, window_tokens=WINDOW)
+
+
+def test_unowned_pages_do_not_reach_the_gradient() -> None:
+    shapes = {"query": (1, 1, 2, 6), "keys": (3, 4, 1, 6), "values": (3, 4, 1, 5)}
+    query, keys, values = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate(shapes.values()))
+    keys, values = keys.at[2].set(jnp.nan), values.at[2].set(jnp.nan)
+
+    def total(query: jax.Array) -> jax.Array:
+        table, first = jnp.array([[1, 2]]), jnp.array([0])
+        out = paged_attention(
+            query,
+            keys,
+            values,
+            table,
+            first,
+            jnp.array([[2]]),
+            jnp.array([3]),
+            scale=0.4,
+            window_tokens=None,
+            sink=None,
+        )
+        return out.sum()
+
+    assert jnp.isfinite(jax.grad(total)(query)).all()
