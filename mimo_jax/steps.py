@@ -95,34 +95,42 @@ class Steps:
     _compiled: dict[Any, Any] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def warm_up(self, buckets: Iterable[Bucket], *, scoring: bool = False, progress: bool = False) -> None:
-        """Compiles what is not compiled yet, two at a time; `scoring` adds the prompt log-probability functions."""
-        wanted: list[Any] = [bucket for bucket in sorted(set(buckets)) if bucket not in self._compiled]
+    def warm_up(
+        self, buckets: Iterable[Bucket], *, scoring: bool = False, rehearse: bool = False, progress: bool = False
+    ) -> None:
+        """Compiles what is not compiled yet, two at a time; `scoring` adds the prompt log-probability functions.
+
+        `rehearse` also runs each bucket once on zeros, every row padding: XLA's CPU libraries build their operators at
+        a first run, 1.3 s for a prompt chunk of SmolLM2; this takes that time while weights are still being read. It
+        needs a cache more for each of the two, and one array for each shape of weight.
+        """
+        missing = {bucket for bucket in buckets if bucket not in self._compiled}
+        wanted: list[Any] = sorted(missing, key=lambda bucket: (-bucket.step, bucket))  # the longest job first
         wanted += [name for name in ("score", "log_probs") if scoring and name not in self._compiled]
         if not wanted:
             return
+        params = self._zero_params() if rehearse else None
+
+        def prepare(key: Any) -> Any:
+            compiled = self._compile(key)
+            if params is not None and isinstance(key, Bucket):
+                inputs, sampling = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.input_shapes(key))
+                jax.block_until_ready(compiled(params, self.init_cache(), inputs, sampling))
+            return compiled
+
         with ThreadPoolExecutor(2) as pool, tqdm(total=len(wanted), desc="compiling", disable=not progress) as bar:
-            for key, compiled in zip(wanted, pool.map(self._compile, wanted), strict=True):
+            for key, compiled in zip(wanted, pool.map(prepare, wanted), strict=True):
                 self._compiled[key] = compiled
                 bar.update()
         self._warm = True
 
-    def rehearse(self, buckets: Iterable[Bucket]) -> None:
-        """Runs compiled buckets once on zeros, every row padding.
-
-        XLA's CPU libraries build their operators at a first run, 1.3 s for a prompt chunk of SmolLM2. This takes that
-        time while weights are still being read. One array a shape stands for all weights of that shape.
-        """
+    def _zero_params(self) -> Params:
+        """Parameters of zeros, in which all of one shape are one array."""
         specs = param_specs(self.config, self.weights_dtype)
         zeros = {
             spec: jnp.zeros(spec.shape, spec.dtype, device=self._sharding(spec)) for spec in set(jax.tree.leaves(specs))
         }
-        params = jax.tree.map(zeros.__getitem__, specs)
-        cache = self.init_cache()
-        for bucket in sorted(set(buckets)):
-            inputs, sampling = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.input_shapes(bucket))
-            outputs, cache = self.run(bucket, params, cache, inputs, sampling)
-            jax.block_until_ready(outputs)
+        return jax.tree.map(zeros.__getitem__, specs)
 
     def run(
         self, bucket: Bucket, params: Params, cache: Cache, inputs: StepInputs, sampling: SamplingInputs

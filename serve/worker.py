@@ -5,6 +5,7 @@ by this thread alone. The thread waits in `get` when it has nothing to run: no p
 """
 
 import asyncio
+import contextlib
 import enum
 import logging
 import queue
@@ -108,6 +109,8 @@ class EngineWorker:
     def submit(self, job: Job, sink: Sink) -> None:
         """Runs a job. `sink` is called on the worker's thread and must not block."""
         self._commands.put(_Submit(job, sink))
+        if self.state in (WorkerState.FAILED, WorkerState.STOPPED):
+            self._refuse_waiting()
 
     def abort(self, job_id: str) -> None:
         """Ends a job with JobAborted; one that has ended is ignored."""
@@ -135,10 +138,11 @@ class EngineWorker:
 
     def _refuse_waiting(self) -> None:
         """Ends the jobs that came too late to be taken."""
-        while not self._commands.empty():
-            match self._commands.get():
-                case _Submit(_, sink):
-                    sink(Ended(ServerStopping()))
+        with contextlib.suppress(queue.Empty):
+            while True:
+                match self._commands.get_nowait():
+                    case _Submit(_, sink):
+                        sink(Ended(ServerStopping()))
 
     def _obey(self, engine: Engine) -> bool:
         """Takes all commands there are, waiting for one if the engine is idle. False when told to stop."""

@@ -122,17 +122,11 @@ def load_engine(
             load = expect(tokenizer, limits)
             shapes = ladder.reachable(limits, load.seqs, load.prompt_tokens, load.total_tokens, alone=load.alone)
             buckets = [Bucket(*shape) for shape in shapes]
-            compiling = pool.submit(_prepare, steps, buckets, load.scoring, rehearse, progress)
+            compiling = pool.submit(steps.warm_up, buckets, scoring=load.scoring, rehearse=rehearse, progress=progress)
         params = load_params(checkpoint, dtype, mesh, rules, progress=progress)
         if compiling is not None:
             compiling.result()
     return Engine(params, steps, limits, ladder, tokenizer=tokenizer, seed=options.seed)
-
-
-def _prepare(steps: Steps, buckets: list[Bucket], scoring: bool, rehearse: bool, progress: bool) -> None:
-    steps.warm_up(buckets, scoring=scoring, progress=progress)
-    if rehearse:
-        steps.rehearse(buckets)
 
 
 def make_limits(options: EngineOptions, config: ModelConfig, device: jax.Device) -> Limits:

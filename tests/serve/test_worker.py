@@ -158,3 +158,24 @@ def test_stopping_ends_jobs_that_run(server: Server) -> None:
     assert worker.stop(10)
     assert isinstance(record.end().error, ServerStopping)
     assert worker.state is WorkerState.STOPPED
+
+
+class _BrokenEngine:
+    """Stands in for an engine whose host side has a fault outside a step."""
+
+    @property
+    def unfinished(self) -> int:
+        raise ZeroDivisionError("a fault in the loop")
+
+
+def test_a_loop_that_fails_is_said_and_leaves_nobody_waiting() -> None:
+    told = threading.Event()
+    worker = EngineWorker(lambda: _BrokenEngine())  # type: ignore[arg-type, return-value]
+    worker.start(on_failure=told.set)
+    assert told.wait(20)
+    wait_for(lambda: worker.stop(1), 5)
+    assert worker.state is WorkerState.FAILED
+    assert isinstance(worker.error, ZeroDivisionError)
+    late = Record()
+    worker.submit(job("late", [1]), late)
+    assert isinstance(late.end().error, ServerStopping)
