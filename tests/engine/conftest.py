@@ -1,6 +1,5 @@
 """One tiny hybrid model with a tokenizer, and one engine of it whose few shapes are compiled once for all tests."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +11,6 @@ from mimo_jax.llm import LLM
 from tests.engine.helpers import assert_idle
 from tests.text.toys import EOS, byte_level_backend, write_folder
 from tests.tiny import write_mimo_v2_flash
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        if "MIMO_JAX_CACHE" not in os.environ:
-            patch.setenv("MIMO_JAX_CACHE", str(tmp_path_factory.mktemp("compiled")))
-        yield
 
 
 @pytest.fixture(scope="session")
