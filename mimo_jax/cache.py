@@ -86,15 +86,6 @@ def page_bytes(config: ModelConfig, kind: LayerKind, page_tokens: int, dtype: An
     return elements * jnp.dtype(dtype).itemsize
 
 
-def window_table_pages(window_tokens: int, step: int, page_tokens: int) -> int:
-    """Pages that the window and `step` new tokens can touch at most, whatever the position.
-
-    They span window - 1 + step positions; a span of n tokens touches most pages when it starts on a page's last token.
-    """
-    span = window_tokens - 1 + step
-    return (span + page_tokens - 2) // page_tokens + 1
-
-
 def first_window_page(position: int | Array, window_tokens: int, page_tokens: int) -> Any:
     """The logical page of the first key that a query at `position` sees (host ints and arrays alike)."""
     first = position - (window_tokens - 1)

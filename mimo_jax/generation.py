@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mimo_jax.cache import Cache, PoolSizes, first_window_page, init_cache, window_table_pages
+from mimo_jax.cache import Cache, PoolSizes, first_window_page, init_cache
 from mimo_jax.config import ModelConfig
 from mimo_jax.inputs import StepInputs
 from mimo_jax.layers import unembed
 from mimo_jax.model import forward
 from mimo_jax.params import Params
+from mimo_jax.window_pages import window_table_pages
 
 _PAGE_TOKENS = 16
 

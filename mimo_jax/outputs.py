@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mimo_jax.engine.request import FinishReason, Request, TokenLogprob
+from mimo_jax.engine.request import Request, TokenLogprob
 from mimo_jax.text import Tokenizer
 
 
@@ -50,7 +50,7 @@ def completion(request: Request, text: str, tokenizer: Tokenizer | None) -> Comp
         token_ids=list(request.output),
         cumulative_logprob=sum(entry.logprob for entry in request.logprobs) if wants else None,
         logprobs=[logprob_dict(entry, tokenizer) for entry in request.logprobs] if wants else None,
-        finish_reason=FinishReason(request.finish_reason).value,
+        finish_reason=request.finish_reason.value,
         stop_reason=request.stop_reason,
     )
 

@@ -20,13 +20,14 @@ from jax import Array
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from mimo_jax.cache import Cache, PoolSizes, cache_specs, window_table_pages
+from mimo_jax.cache import Cache, PoolSizes, cache_specs
 from mimo_jax.config import ModelConfig
 from mimo_jax.inputs import SamplingInputs, StepInputs
 from mimo_jax.layers import unembed
 from mimo_jax.model import decoder_layer, forward
 from mimo_jax.params import ArraySpec, Params, param_specs
 from mimo_jax.sampling import BANNED, Sampled, describe, mask_padding, sample
+from mimo_jax.window_pages import window_table_pages
 from sharding import Rules, array_sharding
 
 log = logging.getLogger(__name__)

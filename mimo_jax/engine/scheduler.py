@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from mimo_jax.engine.pages import PagePool
 from mimo_jax.engine.request import FinishReason, Request
 from mimo_jax.errors import RequestError
+from mimo_jax.window_pages import window_table_pages
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Limits:
         return -(-tokens // self.full_page_tokens) if self.has_full else 0
 
     def window_pages(self, step: int) -> int:
-        """Window pages that a step of so many tokens can touch (see cache.window_table_pages)."""
+        """Window pages that a step of so many tokens can touch."""
         if not self.window_tokens:
             return 0
-        return (self.window_tokens - 1 + step + self.window_page_tokens - 2) // self.window_page_tokens + 1
+        return window_table_pages(self.window_tokens, step, self.window_page_tokens)
 
     def stored_tokens(self, prompt: int, max_tokens: int) -> int:
         """Tokens whose keys and values a request stores at most: the last one sampled is never fed back."""
