@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from mimo_jax.engine.scheduler import Limits
 from mimo_jax.engine.setup import EngineOptions, Load, load_engine
 from mimo_jax.errors import CheckpointError, RequestError
@@ -110,10 +108,7 @@ def _one_sequence(options: argparse.Namespace, encode: Any) -> LLM:
 
     arguments = _engine_arguments(options) | {"max_num_seqs": 1}
     progress = _on_terminal(sys.stderr)
-    # On a CPU a first run costs more than a second of building operators, on a GPU little but memory.
-    engine = load_engine(
-        EngineOptions(**arguments), expect=expect, rehearse=jax.default_backend() == "cpu", progress=progress
-    )
+    engine = load_engine(EngineOptions(**arguments), expect=expect, progress=progress)
     return LLM.from_engine(engine, progress=progress)
 
 

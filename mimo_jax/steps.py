@@ -6,8 +6,8 @@ reach are compiled before it starts; a bucket compiled later is counted and logg
 
 import logging
 import threading
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -77,6 +77,10 @@ def log_prob_rows(params: Params, hidden: Array, *, vocab: int) -> Array:
     return jax.nn.log_softmax(mask_padding(unembed(hidden, params), vocab), axis=-1)
 
 
+# XLA's CPU compiler gives matrix products to YNNPACK, which builds an operator for each at a program's first run: 1.4 s
+# for a prompt chunk of SmolLM2, to run it 20 % faster from then on. Without it a single short request is done sooner.
+QUICK_START = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
+
 SCORE_ROWS = 16  # positions whose logits are held at once
 
 
@@ -91,47 +95,40 @@ class Steps:
     vocab: int  # ids from here on pad the head
     weights_dtype: Any
     cache_dtype: Any
+    compiler_options: Mapping[str, Any] = field(default_factory=dict)
     late_compiles: int = 0
     _warm: bool = False
-    _compiled: dict[Any, Any] = field(default_factory=dict)
+    _jobs: dict[Any, Any] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def warm_up(
-        self, buckets: Iterable[Bucket], *, scoring: bool = False, rehearse: bool = False, progress: bool = False
+        self,
+        buckets: Iterable[Bucket],
+        *,
+        scoring: bool = False,
+        wait: bool = True,
+        progress: bool = False,
     ) -> None:
         """Compiles what is not compiled yet, two at a time; `scoring` adds the prompt log-probability functions.
 
-        `rehearse` also runs each bucket once on zeros, every row padding: XLA's CPU libraries build their operators at
-        a first run, 1.3 s for a prompt chunk of SmolLM2; this takes that time while weights are still being read. It
-        needs a cache more for each of the two, and one array for each shape of weight.
+        Without `wait` it returns at once, and whoever runs a bucket that is still being compiled waits for that one.
         """
-        missing = {bucket for bucket in buckets if bucket not in self._compiled}
+        missing = {bucket for bucket in buckets if bucket not in self._jobs}
         wanted: list[Any] = sorted(missing, key=lambda bucket: (-bucket.step, bucket))  # the longest job first
-        wanted += [name for name in ("score", "log_probs") if scoring and name not in self._compiled]
+        wanted += [name for name in ("score", "log_probs") if scoring and name not in self._jobs]
         if not wanted:
             return
-        params = self._zero_params() if rehearse else None
-
-        def prepare(key: Any) -> Any:
-            compiled = self._compile(key)
-            if params is not None and isinstance(key, Bucket):
-                inputs, sampling = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.input_shapes(key))
-                jax.block_until_ready(compiled(params, self.init_cache(), inputs, sampling))
-            return compiled
-
-        with ThreadPoolExecutor(2) as pool, tqdm(total=len(wanted), desc="compiling", disable=not progress) as bar:
-            for key, compiled in zip(wanted, pool.map(prepare, wanted), strict=True):
-                self._compiled[key] = compiled
-                bar.update()
+        workers = ThreadPoolExecutor(2)
+        with self._lock:
+            jobs = [self._submit(workers, key) for key in wanted]
+        try:
+            for job in tqdm(jobs if wait else [], desc="compiling", disable=not progress):
+                job.result()
+        except BaseException:
+            workers.shutdown(cancel_futures=True)
+            raise
+        workers.shutdown(wait=False)
         self._warm = True
-
-    def _zero_params(self) -> Params:
-        """Parameters of zeros, in which all of one shape are one array."""
-        specs = param_specs(self.config, self.weights_dtype)
-        zeros = {
-            spec: jnp.zeros(spec.shape, spec.dtype, device=self._sharding(spec)) for spec in set(jax.tree.leaves(specs))
-        }
-        return jax.tree.map(zeros.__getitem__, specs)
 
     def run(
         self, bucket: Bucket, params: Params, cache: Cache, inputs: StepInputs, sampling: SamplingInputs
@@ -165,14 +162,25 @@ class Steps:
         return make()
 
     def _get(self, key: Any) -> Any:
-        if key not in self._compiled:
-            with self._lock:
-                if key not in self._compiled:
-                    if self._warm:
-                        self.late_compiles += 1
-                        log.warning("compiling %s after warm-up: every request waits", key)
-                    self._compiled[key] = self._compile(key)
-        return self._compiled[key]
+        with self._lock:
+            job = self._jobs.get(key)
+            if job is None:
+                if self._warm:
+                    self.late_compiles += 1
+                    log.warning("compiling %s after warm-up: every request waits", key)
+                job = self._submit(ThreadPoolExecutor(1), key)
+        return job.result()
+
+    def _submit(self, workers: ThreadPoolExecutor, key: Any) -> "Future[Any]":
+        """Makes the program of `key` in another thread. One that fails is forgotten, so that it can be tried again."""
+
+        def forget(job: "Future[Any]") -> None:
+            if job.cancelled() or job.exception() is not None:
+                self._jobs.pop(key, None)
+
+        job = self._jobs[key] = workers.submit(self._compile, key)
+        job.add_done_callback(forget)
+        return job
 
     def _compile(self, key: Any) -> Any:
         params = self._shapes(param_specs(self.config, self.weights_dtype))
@@ -184,7 +192,9 @@ class Steps:
             return jax.jit(partial(log_prob_rows, vocab=self.vocab)).lower(params, hidden).compile()
         cache = self._shapes(cache_specs(self.config, self.sizes, self.cache_dtype))
         function = jax.jit(partial(step, config=self.config, vocab=self.vocab), donate_argnames=("cache",))
-        return function.lower(params, cache, *self.input_shapes(key)).compile()
+        return function.lower(params, cache, *self.input_shapes(key)).compile(
+            compiler_options=dict(self.compiler_options)
+        )
 
     def input_shapes(self, bucket: Bucket) -> tuple[StepInputs, SamplingInputs]:
         """Shapes and dtypes of a bucket's inputs."""

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from mimo_jax.cache import PoolSizes, page_bytes
 from mimo_jax.checkpoint.checkpoint import open_checkpoint
 from mimo_jax.checkpoint.load import load_params
 from mimo_jax.config import LayerKind, ModelConfig
-from mimo_jax.engine.buckets import make_ladder
+from mimo_jax.engine.buckets import Ladder, make_ladder
 from mimo_jax.engine.engine import Engine
 from mimo_jax.engine.scheduler import Limits
 from mimo_jax.errors import short
 from mimo_jax.models import resolve_model
-from mimo_jax.steps import Bucket, Steps, enable_compile_cache
+from mimo_jax.steps import QUICK_START, Bucket, Steps, enable_compile_cache
 from mimo_jax.text import Tokenizer, load_tokenizer
 from sharding import Rules, make_mesh
 
@@ -79,7 +80,8 @@ class EngineOptions:
 class Load:
     """What an engine should be ready for: so many requests at once, of such sizes at most.
 
-    `alone`: one request, of exactly this prompt length.
+    `alone`: one request, of exactly this prompt length. It starts as soon as its prompt's shape is compiled, from
+    programs that start quickly (see `QUICK_START`).
     """
 
     seqs: int
@@ -93,13 +95,9 @@ def load_engine(
     options: EngineOptions,
     *,
     expect: Callable[[Tokenizer | None, Limits], Load] | None = None,
-    rehearse: bool = False,
     progress: bool = False,
 ) -> Engine:
     """Opens the model, reads its weights and, if `expect` says for what, compiles meanwhile.
-
-    `rehearse` also runs what was compiled once on zeros, so that the first request does not pay for a first run; it
-    takes memory for a second cache and for one weight of each shape.
 
     Raises CheckpointError for a model that cannot be loaded, ValueError for options that do not fit it.
     """
@@ -113,20 +111,39 @@ def load_engine(
     sizes = pool_sizes(options, config, limits, device, dtype)
     vocab = config.vocab if tokenizer is None else min(config.vocab, tokenizer.vocab_size)
     mesh, rules = make_mesh(device), Rules()
-    steps = Steps(config, sizes, mesh, rules, vocab, weights_dtype=dtype, cache_dtype=dtype)
+    load = None if expect is None else expect(tokenizer, limits)
+    steps = Steps(
+        config,
+        sizes,
+        mesh,
+        rules,
+        vocab,
+        weights_dtype=dtype,
+        cache_dtype=dtype,
+        compiler_options=QUICK_START.get(device.platform, {}) if load is not None and load.alone else {},
+    )
     enable_compile_cache(str(compile_cache_folder()))
     ladder = make_ladder(limits)
+    first, rest = _compile_order(ladder, limits, load)
+    warm_up = partial(steps.warm_up, scoring=load is not None and load.scoring, progress=progress)
     with ThreadPoolExecutor(1) as pool:
-        compiling = None
-        if expect is not None:
-            load = expect(tokenizer, limits)
-            shapes = ladder.reachable(limits, load.seqs, load.prompt_tokens, load.total_tokens, alone=load.alone)
-            buckets = [Bucket(*shape) for shape in shapes]
-            compiling = pool.submit(steps.warm_up, buckets, scoring=load.scoring, rehearse=rehearse, progress=progress)
+        compiling = pool.submit(warm_up, first)
         params = load_params(checkpoint, dtype, mesh, rules, progress=progress)
-        if compiling is not None:
-            compiling.result()
+        compiling.result()
+    steps.warm_up(rest, wait=False)
     return Engine(params, steps, limits, ladder, tokenizer=tokenizer, seed=options.seed)
+
+
+def _compile_order(ladder: Ladder, limits: Limits, load: Load | None) -> tuple[list[Bucket], list[Bucket]]:
+    """What to compile before the first step, and what while it runs: of one request, its tokens behind the prompt."""
+    if load is None:
+        return [], []
+    shapes = ladder.reachable(limits, load.seqs, load.prompt_tokens, load.total_tokens, alone=load.alone)
+    buckets = [Bucket(*shape) for shape in shapes]
+    if not load.alone:
+        return buckets, []
+    most = max(bucket.step for bucket in buckets)
+    return [b for b in buckets if b.step == most], [b for b in buckets if b.step < most]
 
 
 def make_limits(options: EngineOptions, config: ModelConfig, device: jax.Device) -> Limits:

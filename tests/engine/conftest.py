@@ -39,11 +39,11 @@ def shared_engine(model_folder: Path) -> Engine:
 @pytest.fixture
 def engine(shared_engine: Engine) -> Iterator[Engine]:
     """The shared engine, which every test has to leave idle and without a new shape."""
-    compiled = set(shared_engine.steps._compiled)
+    compiled = set(shared_engine.steps._jobs)
     yield shared_engine
     assert_idle(shared_engine)
     assert shared_engine.steps.late_compiles == 0
-    assert set(shared_engine.steps._compiled) == compiled
+    assert set(shared_engine.steps._jobs) == compiled
 
 
 @pytest.fixture

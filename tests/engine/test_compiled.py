@@ -1,5 +1,6 @@
 """The compiled step: what it keeps, what it costs, and that nothing is compiled once an engine is warm."""
 
+import threading
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from tests.engine.helpers import ids, run_to_end, start
 def test_the_cache_is_a_fixed_point_of_the_step(engine: Engine) -> None:
     steps = engine.steps
     cache = jax.eval_shape(lambda: jax.tree.map(jnp.zeros_like, engine._cache))
-    for bucket in (key for key in steps._compiled if isinstance(key, Bucket)):
+    for bucket in (key for key in steps._jobs if isinstance(key, Bucket)):
         function = partial(step, config=steps.config, vocab=steps.vocab)
         _, after = jax.eval_shape(function, engine.params, engine._cache, *steps.input_shapes(bucket))
         assert jax.tree.structure(after) == jax.tree.structure(cache)
@@ -34,7 +35,7 @@ def test_the_cache_is_a_fixed_point_of_the_step(engine: Engine) -> None:
 
 def test_every_byte_of_the_cache_is_updated_in_place(engine: Engine) -> None:
     size = sum(pages.nbytes for pages in jax.tree.leaves(engine._cache))
-    compiled = [made for key, made in engine.steps._compiled.items() if isinstance(key, Bucket)]
+    compiled = [job.result() for key, job in engine.steps._jobs.items() if isinstance(key, Bucket)]
     assert len(compiled) == 4
     for made in compiled:
         assert made.memory_analysis().alias_size_in_bytes == size
@@ -78,12 +79,48 @@ def test_a_warm_engine_compiles_nothing_whatever_is_asked(engine: Engine) -> Non
 
 def test_a_shape_compiled_late_is_counted_and_logged(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     """Negative control of the count that the other tests rely on."""
-    cold = replace(engine.steps, _compiled={}, _warm=True)
+    cold = replace(engine.steps, _jobs={}, _warm=True)
     cold._compile = lambda key: key  # type: ignore[method-assign]
     cold._get(Bucket(1, 1, 32))
     cold._get(Bucket(1, 1, 32))
     assert cold.late_compiles == 1
     assert "after warm-up" in caplog.text
+
+
+def test_a_shape_that_failed_to_compile_can_be_tried_again(engine: Engine) -> None:
+    """A program made in the background, too: its error reaches whoever runs it, and does not stay."""
+    cold = replace(engine.steps, _jobs={})
+    failures, asked = iter([ValueError("no room"), None]), threading.Event()
+
+    def compile_once(key: object) -> object:
+        asked.wait(20)
+        if error := next(failures):
+            raise error
+        return key
+
+    cold._compile = compile_once  # type: ignore[method-assign]
+    cold.warm_up([Bucket(1, 1, 32)], wait=False)
+    with pytest.raises(ValueError, match="no room"):
+        job = cold._jobs[Bucket(1, 1, 32)]
+        asked.set()
+        job.result()
+    assert cold._get(Bucket(1, 1, 32)) == Bucket(1, 1, 32)
+
+
+def test_a_run_waits_for_its_own_program_alone(engine: Engine) -> None:
+    cold, release = replace(engine.steps, _jobs={}), threading.Event()
+
+    def compile_when_released(key: object) -> object:
+        assert key != Bucket(1, 1, 32) or release.wait(20)
+        return key
+
+    cold._compile = compile_when_released  # type: ignore[method-assign]
+    cold.warm_up([Bucket(1, 1, 32), Bucket(1, 16, 32)], wait=False)
+    assert cold._get(Bucket(1, 16, 32)) == Bucket(1, 16, 32)
+    assert not cold._jobs[Bucket(1, 1, 32)].done()
+    release.set()
+    assert cold._get(Bucket(1, 1, 32)) == Bucket(1, 1, 32)
+    assert cold.late_compiles == 0
 
 
 def only(kinds: str) -> ModelConfig:
