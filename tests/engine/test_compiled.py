@@ -100,9 +100,9 @@ def test_a_shape_that_failed_to_compile_can_be_tried_again(engine: Engine) -> No
 
     cold._compile = compile_once  # type: ignore[method-assign]
     cold.warm_up([Bucket(1, 1, 32)], wait=False)
+    job = cold._jobs[Bucket(1, 1, 32)]
+    asked.set()
     with pytest.raises(ValueError, match="no room"):
-        job = cold._jobs[Bucket(1, 1, 32)]
-        asked.set()
         job.result()
     assert cold._get(Bucket(1, 1, 32)) == Bucket(1, 1, 32)
 
