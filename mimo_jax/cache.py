@@ -52,9 +52,15 @@ class LayerCache:
 
 @struct.dataclass
 class Cache:
-    """One entry per layer; the layer's kind says which pool its pages belong to."""
+    """One entry per layer of the trunk and per draft head; its kind says which pool its pages belong to.
+
+    `hidden` keeps, beside the keys and values of the draft heads and in pages of their pool, the hidden states that
+    they are fed: the trunk's, and if heads are chained, those of all heads but the last.
+    """
 
     layers: tuple[LayerCache, ...]
+    mtp: tuple[LayerCache, ...] = ()
+    hidden: tuple[Any, ...] = ()  # [pages, page, embed]
 
 
 @struct.dataclass
@@ -69,7 +75,16 @@ class PoolView:
 
 def cache_specs(config: ModelConfig, sizes: PoolSizes, dtype: Any = jnp.bfloat16) -> Cache:
     """`Cache` of ArraySpec."""
-    return Cache(tuple(_layer_specs(config, kind, sizes, dtype) for kind in config.layer_kinds))
+    layers = tuple(_layer_specs(config, kind, sizes, dtype) for kind in config.layer_kinds)
+    if config.mtp is None:
+        return Cache(layers)
+    kind = config.mtp.kind
+    hidden = ArraySpec((sizes.pages(kind), sizes.page_tokens(kind), config.embed), dtype, ("pages", "page", "embed"))
+    return Cache(
+        layers,
+        mtp=(_layer_specs(config, kind, sizes, dtype),) * config.mtp.heads,
+        hidden=(hidden,) * config.mtp.hidden_states,
+    )
 
 
 def init_cache(config: ModelConfig, sizes: PoolSizes, dtype: Any = jnp.float32) -> Cache:
@@ -82,8 +97,10 @@ def page_bytes(config: ModelConfig, kind: LayerKind, page_tokens: int, dtype: An
     dims = config.full if kind is LayerKind.FULL else config.window
     if dims is None:
         return 0
-    elements = config.layer_kinds.count(kind) * page_tokens * dims.kv_heads * (dims.head_dim + dims.v_dim)
-    return elements * jnp.dtype(dtype).itemsize
+    token = config.cached_kinds.count(kind) * dims.kv_heads * (dims.head_dim + dims.v_dim)
+    if config.mtp is not None and config.mtp.kind is kind:
+        token += config.mtp.hidden_states * config.embed
+    return token * page_tokens * jnp.dtype(dtype).itemsize
 
 
 def first_window_page(position: int | Array, window_tokens: int, page_tokens: int) -> Any:
@@ -100,14 +117,16 @@ def pool_view(table: Array, first_page: Array, positions: Array, valid: Array, p
 
 
 def write(cache: LayerCache, view: PoolView, keys: Array, values: Array) -> LayerCache:
-    """Scatters keys [seqs, step, kv_heads, head_dim] and values into their pages.
+    """Scatters keys [seqs, step, kv_heads, head_dim] and values into their pages."""
+    return LayerCache(keys=write_pages(cache.keys, view, keys), values=write_pages(cache.values, view, values))
+
+
+def write_pages(pages: Array, view: PoolView, new: Array) -> Array:
+    """Scatters new [seqs, step, ...] into pages [pages, page, ...].
 
     Two indices, page and place: with the two merged into one by a reshape, XLA's CPU compiler copies every pool.
     """
-    return LayerCache(
-        keys=cache.keys.at[view.page_ids, view.offsets].set(keys.astype(cache.keys.dtype)),
-        values=cache.values.at[view.page_ids, view.offsets].set(values.astype(cache.values.dtype)),
-    )
+    return pages.at[view.page_ids, view.offsets].set(new.astype(pages.dtype))
 
 
 def _layer_specs(config: ModelConfig, kind: LayerKind, sizes: PoolSizes, dtype: Any) -> LayerCache:

@@ -79,6 +79,31 @@ class MoeDims:
 
 
 @dataclass(frozen=True)
+class MtpDims:
+    """Multi-token prediction: draft heads behind the trunk. Head i predicts the token i + 2 places ahead.
+
+    Each is one decoder layer with a dense FFN, fed with the embedding of a token and a hidden state of the trunk.
+    """
+
+    heads: int
+    kind: LayerKind = LayerKind.WINDOW
+    hidden_first: bool = False  # the order of the two halves that the projection sees
+    zero_first_embedding: bool = False  # MiMo-7B: nothing but zeros beside the hidden state of position 0
+    # Which hidden state a head is fed: the trunk's, behind the final norm or before it; or, chained, its predecessor's.
+    normed_hidden: bool = True
+    chained: bool = False
+
+    def __post_init__(self) -> None:
+        if self.heads < 1:
+            raise ValueError(f"mtp.heads={self.heads}; a model without draft heads has mtp=None")
+
+    @property
+    def hidden_states(self) -> int:
+        """How many kinds of hidden states the heads are fed."""
+        return self.heads if self.chained else 1
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The architecture of one decoder. `layer_kinds` and `ffn_kinds` have one entry per layer."""
 
@@ -99,6 +124,7 @@ class ModelConfig:
     qk_norm: bool = False
     post_norms: bool = False  # a second norm behind attention and FFN, before the residual (Gemma)
     embedding_scale: float = 1.0
+    mtp: MtpDims | None = None
 
     def __post_init__(self) -> None:
         if len(self.layer_kinds) != len(self.ffn_kinds):
@@ -113,6 +139,8 @@ class ModelConfig:
             self.dims(kind)
         if self.window is not None and self.window.window_tokens is None:
             raise ValueError("window layers need window_tokens")
+        if self.mtp is not None and (self.mtp.kind not in self.kinds):
+            raise ValueError(f"draft heads are {self.mtp.kind.name} layers, and the trunk has none")
 
     @property
     def layers(self) -> int:
@@ -122,6 +150,15 @@ class ModelConfig:
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kinds that occur, in a fixed order (a set's order would change the compiled program from run to run)."""
         return tuple(kind for kind in LayerKind if kind in self.layer_kinds)
+
+    @property
+    def cached_kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of every layer that has keys and values: the trunk's, then the draft heads'."""
+        return self.layer_kinds + ((self.mtp.kind,) * self.mtp.heads if self.mtp is not None else ())
+
+    @property
+    def draft_heads(self) -> int:
+        return 0 if self.mtp is None else self.mtp.heads
 
     @property
     def pattern(self) -> str:

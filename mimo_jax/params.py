@@ -71,6 +71,17 @@ class Layer:
 
 
 @struct.dataclass
+class MtpHead:
+    """One draft head: a projection of [embedding; hidden state], a layer, and a norm before the model's own head."""
+
+    embed_norm: Any  # [embed]
+    hidden_norm: Any  # [embed]
+    projection: Any  # [embed, 2 * embed]
+    layer: Layer
+    final_norm: Any  # [embed]
+
+
+@struct.dataclass
 class Params:
     """All arrays of a model, or their specs or sources: the tree is the same."""
 
@@ -78,6 +89,7 @@ class Params:
     layers: tuple[Layer, ...]
     final_norm: Any  # [embed]
     head: Any = None  # [vocab, embed]; None: the embedding is the head
+    mtp: tuple[MtpHead, ...] = ()
 
 
 def param_specs(config: ModelConfig, dtype: Any = jnp.bfloat16) -> Params:
@@ -89,6 +101,7 @@ def param_specs(config: ModelConfig, dtype: Any = jnp.bfloat16) -> Params:
         layers=tuple(_layer_specs(config, kind, ffn_kind, dtype) for kind, ffn_kind in kinds),
         final_norm=_norm(config.embed),
         head=None if config.tied_head else embedding,
+        mtp=tuple(_mtp_specs(config, dtype) for _ in range(config.draft_heads)),
     )
 
 
@@ -116,6 +129,17 @@ def _layer_specs(config: ModelConfig, kind: LayerKind, ffn_kind: FfnKind, dtype:
         ffn=_moe_specs(config, dtype) if ffn_kind is FfnKind.MOE else _dense_specs(config, dtype),
         post_attention_norm=post_norm,
         post_ffn_norm=post_norm,
+    )
+
+
+def _mtp_specs(config: ModelConfig, dtype: Any) -> MtpHead:
+    assert config.mtp is not None
+    return MtpHead(
+        embed_norm=_norm(config.embed),
+        hidden_norm=_norm(config.embed),
+        projection=ArraySpec((config.embed, 2 * config.embed), dtype, ("embed", "embed")),
+        layer=_layer_specs(config, config.mtp.kind, FfnKind.DENSE, dtype),
+        final_norm=_norm(config.embed),
     )
 
 
