@@ -7,8 +7,7 @@ from jax import Array
 from mimo_jax.config import MoeDims
 from mimo_jax.layers import activate
 from mimo_jax.params import Moe
-from mimo_jax.weights import linear_float32
-from pallas_kernels.expert_matmul import expert_matmul
+from mimo_jax.weights import expert_linear, linear_float32
 
 
 def route(x: Array, moe: Moe, dims: MoeDims) -> tuple[Array, Array]:
@@ -35,8 +34,8 @@ def moe_ffn(x: Array, moe: Moe, dims: MoeDims, activation: str) -> Array:
         order = jnp.argsort(flat, stable=True)  # rows sorted by expert
         expert_of_row = flat[order]
         rows = tokens[order // dims.experts_per_token]
-        gate = activate(expert_matmul(rows, moe.gate, expert_of_row), activation)
-        out = expert_matmul(gate * expert_matmul(rows, moe.up, expert_of_row), moe.down, expert_of_row)
+        gate = activate(expert_linear(rows, moe.gate, expert_of_row), activation)
+        out = expert_linear(gate * expert_linear(rows, moe.up, expert_of_row), moe.down, expert_of_row)
         # Back to token order before the sum: a token's experts are added in one order, whoever else is in the batch.
         back = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
         per_token = out[back].reshape(*chosen.shape, -1)

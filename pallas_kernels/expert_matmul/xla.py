@@ -7,17 +7,22 @@ Every expert's rows are padded to whole tiles, so that the loop's shapes are sta
     tile's expert  0         0       2
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.expert_matmul.reference import as_is
+
 _TILE_ROWS = 16
 
 
-def expert_matmul_tiled(x: Array, weights: Array, expert_of_row: Array) -> Array:
+def expert_matmul_tiled(x: Array, weights: Any, expert_of_row: Array, widen: Callable[[Any], Array] = as_is) -> Array:
     """See `api.expert_matmul`. Work and memory grow with rows + experts * tile, not with rows * experts."""
     rows = x.shape[0]
-    experts = weights.shape[0]
+    experts = jax.tree.leaves(weights)[0].shape[0]
     tiles = rows // _TILE_ROWS + experts  # no routing can need more
 
     sizes = jnp.bincount(expert_of_row, length=experts)  # [experts]
@@ -32,7 +37,7 @@ def expert_matmul_tiled(x: Array, weights: Array, expert_of_row: Array) -> Array
 
     def one_tile(tile: tuple[Array, Array]) -> Array:
         tile_rows, expert = tile
-        weight = weights[expert]
+        weight = widen(jax.tree.map(lambda array: array[expert], weights))  # [out, in]
         return jnp.einsum("ri,oi->ro", tile_rows, weight, preferred_element_type=jnp.float32).astype(x.dtype)
 
     out = jax.lax.map(one_tile, (padded.reshape(tiles, _TILE_ROWS, -1), tile_expert))
