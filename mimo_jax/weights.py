@@ -7,6 +7,7 @@ There is no kernel for the quantised formats yet: a matrix is widened to the act
 and not kept.
 """
 
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,7 @@ class Fp8Block:
 
     values: Any  # [.., out, in] float8_e4m3fn
     scale: Any  # [.., ceil(out / block[0]), ceil(in / block[1])] float32
-    block: tuple[int, int] = struct.field(pytree_node=False)
+    block: tuple[int, int] = field(metadata={"pytree_node": False})
 
 
 @struct.dataclass
@@ -53,7 +54,7 @@ class Int8:
 
     values: Any  # [.., out, in] int8
     scale: Any  # [.., out, ceil(in / group)] float32
-    group: int = struct.field(pytree_node=False)
+    group: int = field(metadata={"pytree_node": False})
 
 
 FORMATS = (Fp8Block, MxFp4, Int8)

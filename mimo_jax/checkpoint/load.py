@@ -1,7 +1,8 @@
 """Streaming a checkpoint into device arrays, one parameter at a time.
 
 Host memory stays at the finished weights plus one tensor: a parameter is put on its device as soon as it is read, and
-on the CPU the device takes over the host buffer instead of copying it (buffers are aligned for that).
+on the CPU the device takes over the host buffer instead of copying it (buffers are aligned for that). A weight that
+changes its format does so in blocks of rows.
 """
 
 import math
@@ -15,40 +16,112 @@ from jax import Array
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from mimo_jax.checkpoint.checkpoint import Checkpoint, walk
+from mimo_jax.checkpoint.checkpoint import Checkpoint
+from mimo_jax.checkpoint.numbers import quantise
+from mimo_jax.checkpoint.rows import Read, float_rows, read_rows, read_slice
+from mimo_jax.checkpoint.specs import is_weight
+from mimo_jax.errors import CheckpointError
 from mimo_jax.families.source import Source
-from mimo_jax.params import ArraySpec, Params, param_specs
+from mimo_jax.params import ArraySpec, Params
+from mimo_jax.weights import Fp8Block, Int8
 from sharding import Rules, array_sharding
 
 _BLOCK_BYTES = 16 << 20
 _ALIGNMENT_BYTES = 64  # what XLA's CPU client needs in order to use a host buffer in place
 
 
-def load_params(checkpoint: Checkpoint, dtype: Any, mesh: Mesh, rules: Rules, *, progress: bool = False) -> Params:
-    """Reads all weights into `Params` of arrays with `dtype` (norms, sinks and router: float32), placed by `rules`."""
-    specs = param_specs(checkpoint.config, dtype)
-    pairs = list(walk(checkpoint.sources, specs))
-    total = sum(spec.size_bytes for _, spec in pairs)
-    arrays: list[Array] = []
+def load_params(
+    checkpoint: Checkpoint,
+    dtype: Any,
+    mesh: Mesh,
+    rules: Rules,
+    *,
+    quantization: str | None = None,
+    progress: bool = False,
+) -> Params:
+    """Reads all weights into `Params` of the arrays that `checkpoint.specs(dtype, quantization)` says.
+
+    They are placed by `rules`. Plain matrices have `dtype`; norms, sinks and router float32.
+    """
+    specs = checkpoint.specs(dtype, quantization)
+    total = sum(spec.size_bytes for spec in jax.tree.leaves(specs))
+    targets, tree = jax.tree.flatten(specs, is_leaf=is_weight)
+    sources = jax.tree.leaves(checkpoint.sources, is_leaf=is_weight)
+    weights: list[Any] = []
     with tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=not progress) as bar:
-        for source, spec in pairs:
-            sharding = array_sharding(spec.shape, spec.axes, rules, mesh)
-            arrays.append(jax.device_put(_read(checkpoint, source, spec), sharding, may_alias=True))
+
+        def place(array: np.ndarray, spec: ArraySpec) -> Array:
             bar.update(spec.size_bytes)
-    return jax.tree.unflatten(jax.tree.structure(specs), arrays)
+            return jax.device_put(array, array_sharding(spec.shape, spec.axes, rules, mesh), may_alias=True)
+
+        for source, target in zip(sources, targets, strict=True):
+            weights.append(jax.tree.map(place, _load(checkpoint.read, source, target), target))
+    return jax.tree.unflatten(tree, weights)
 
 
-def _read(checkpoint: Checkpoint, source: Source, spec: ArraySpec) -> np.ndarray:
-    """One parameter in a fresh aligned buffer of the spec's shape and dtype."""
+def _load(read: Read, source: Any, target: Any) -> Any:
+    """One weight: `target` with NumPy arrays for specs."""
+    if isinstance(target, Int8):
+        return _requantised(read, source, target)
+    if type(source) is Source or type(source) is type(target):
+        if isinstance(source, Fp8Block):
+            scale = _read(read, source.scale, target.scale)
+            if not np.isfinite(scale).all():
+                raise CheckpointError(f"{source.scale.names[0]}: a factor is not finite")
+            return Fp8Block(_read(read, source.values, target.values), scale, source.block)
+        return jax.tree.map(lambda leaf, spec: _read(read, leaf, spec), source, target)
+    out = _aligned_empty(target.shape, jnp.dtype(target.dtype))
+    slices = out if out.ndim > 2 else out[None]
+    for index, first, last in _float_blocks(source, target):
+        slices[index, first:last] = float_rows(read, source, index, first, last)  # casts, rounding to nearest
+    return out
+
+
+def _requantised(read: Read, source: Any, target: Int8) -> Int8:
+    values = _aligned_empty(target.values.shape, jnp.dtype(jnp.int8))
+    scale = _aligned_empty(target.scale.shape, jnp.dtype(jnp.float32))
+    slices, factors = (values, scale) if values.ndim > 2 else (values[None], scale[None])
+    for index, first, last in _float_blocks(source, target.values):
+        block = quantise(_floats(read, source, target.values, index, first, last), target.group)
+        slices[index, first:last] = block.values
+        factors[index, first:last] = block.scale
+    return Int8(values, scale, target.group)
+
+
+def _floats(read: Read, source: Any, spec: ArraySpec, index: int, first: int, last: int) -> np.ndarray:
+    if not isinstance(source, Source) or not _needs_all_rows(source, spec):
+        return float_rows(read, source, index, first, last)
+    if len(spec.shape) > 2 and not source.stacked:  # all experts in one tensor
+        return read_rows(read, source, 0, index, index + 1)[0].astype(np.float32)
+    return read_slice(read, source, index).astype(np.float32)
+
+
+def _needs_all_rows(source: Source, spec: ArraySpec) -> bool:
+    return source.convert is not None or (len(spec.shape) > 2 and not source.stacked)
+
+
+def _float_blocks(source: Any, spec: ArraySpec) -> Iterator[tuple[int, int, int]]:
+    """(slice, first row, last row) of blocks that are widened at once: whole blocks of the format."""
+    rows, columns = spec.shape[-2:]
+    unit = source.block[0] if isinstance(source, Fp8Block) else 1
+    step = max(unit, _BLOCK_BYTES // (4 * columns) // unit * unit)
+    if isinstance(source, Source) and _needs_all_rows(source, spec):
+        step = rows
+    for index in range(math.prod(spec.shape[:-2])):
+        for first in range(0, rows, step):
+            yield index, first, min(first + step, rows)
+
+
+def _read(read: Read, source: Source, spec: ArraySpec) -> np.ndarray:
+    """One array in a fresh aligned buffer of the spec's shape and dtype."""
     out = _aligned_empty(spec.shape, jnp.dtype(spec.dtype))
-    for index, name in enumerate(source.names):
+    for index in range(len(source.pieces) if source.stacked else 1):
         target = out[index] if source.stacked else out
         if source.convert is not None:
-            target[...] = source.convert(checkpoint.read(name, source.rows))  # casts, rounding to nearest
+            target[...] = read_slice(read, source, index)  # casts, rounding to nearest
             continue
-        start = source.rows[0] if source.rows else 0
         for first, last in _row_blocks(target):
-            target[first:last] = checkpoint.read(name, (start + first, start + last))
+            target[first:last] = read_rows(read, source, index, first, last)
     return out
 
 

@@ -23,6 +23,7 @@ _DTYPES: dict[str, Any] = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
     "U8": np.uint8,
     "I8": np.int8,
 }
@@ -73,6 +74,11 @@ def read_index(folder: Path) -> dict[str, StoredTensor]:
     for file_name in sorted(set(weight_map.values())):
         if Path(file_name).name != file_name:
             raise CheckpointError(f"{index_path}: shard {file_name!r} is not a plain file name")
+        if not (folder / file_name).is_file():
+            lost = sorted(name for name, file in weight_map.items() if file == file_name)
+            raise CheckpointError(
+                f"{folder / file_name}: shard is missing, with {lost[0]} and {len(lost) - 1} more tensors"
+            )
         for name, tensor in _read_shard(folder / file_name).items():
             if name in tensors:
                 raise CheckpointError(f"{folder}: {name} is in {tensors[name].file.name} and in {file_name}")

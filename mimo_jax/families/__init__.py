@@ -3,6 +3,7 @@
 from mimo_jax.families.family import Family
 from mimo_jax.families.gemma3 import GEMMA3
 from mimo_jax.families.llama import LLAMA
+from mimo_jax.families.mimo import MIMO
 from mimo_jax.families.mimo_v2 import MIMO_V2
 from mimo_jax.families.qwen import QWEN2, QWEN3
 
@@ -12,6 +13,7 @@ __all__ = ["GGUF_FAMILIES", "HF_FAMILIES", "Family"]
 HF_FAMILIES: dict[str, Family] = {
     "mimo_v2_flash": MIMO_V2,
     "mimo_v2": MIMO_V2,
+    "mimo": MIMO,
     "llama": LLAMA,
     "qwen2": QWEN2,
     "qwen3": QWEN3,

@@ -9,7 +9,7 @@ import numpy as np
 from mimo_jax.checkpoint.gguf import GgufFile, read_tensor
 from mimo_jax.config import ModelConfig, RopeScaling
 from mimo_jax.families.reader import ConfigReader
-from mimo_jax.families.source import Source, tensor
+from mimo_jax.families.source import Convert, Forms, Source, tensor
 from mimo_jax.params import Attention, Dense, Layer, Params
 
 
@@ -17,17 +17,16 @@ from mimo_jax.params import Attention, Dense, Layer, Params
 class Family:
     """One checkpoint family. `*_sources` return `Params` filled with Source, in the shape of `param_specs`.
 
-    `ignored_tensors` are name prefixes that are knowingly not loaded.
+    A matrix may be an Fp8Block or MxFp4 of Sources. The tensors that are there are known to all of them: what is
+    stored in which form, and how many draft heads there are, stands in no config. `ignored_tensors` are name prefixes
+    that are knowingly not loaded.
     """
 
-    config_from_hf: Callable[[ConfigReader], ModelConfig]
-    hf_sources: Callable[[ModelConfig, ConfigReader], Params]
+    config_from_hf: Callable[[ConfigReader, Forms], ModelConfig]
+    hf_sources: Callable[[ModelConfig, ConfigReader, Forms], Params]
     config_from_gguf: Callable[[GgufFile, ConfigReader], ModelConfig] | None = None
-    gguf_sources: Callable[[ModelConfig], Params] | None = None
+    gguf_sources: Callable[[ModelConfig, Forms], Params] | None = None
     ignored_tensors: tuple[str, ...] = ()
-
-
-Convert = Callable[[np.ndarray], np.ndarray] | None
 
 
 def hf_decoder_sources(config: ModelConfig, norm: Convert = None) -> Params:

@@ -13,6 +13,7 @@ from mimo_jax.families.family import (
 )
 from mimo_jax.families.llama import vocab_from_gguf
 from mimo_jax.families.reader import HF_IGNORED, ConfigReader
+from mimo_jax.families.source import Forms
 from mimo_jax.params import Params
 
 _KINDS = {"full_attention": LayerKind.FULL, "sliding_attention": LayerKind.WINDOW}
@@ -87,7 +88,7 @@ def _layer_kinds(reader: ConfigReader) -> tuple[LayerKind, ...]:
     return tuple(_KINDS[name] for name in names)
 
 
-def _config_from_hf(reader: ConfigReader) -> ModelConfig:
+def _config_from_hf(reader: ConfigReader, forms: Forms) -> ModelConfig:
     heads, embed = reader.require("num_attention_heads", int), reader.require("hidden_size", int)
     full_rope = rope_from_hf(reader, default_theta=1e6, kind="full_attention")
     window_theta = reader.optional("rope_local_base_freq", float, 10000.0)
@@ -151,8 +152,8 @@ def _add_one(weight: np.ndarray) -> np.ndarray:
     return weight.astype(np.float32) + 1.0
 
 
-def _hf_sources(config: ModelConfig, reader: ConfigReader) -> Params:
+def _hf_sources(config: ModelConfig, reader: ConfigReader, forms: Forms) -> Params:
     return hf_decoder_sources(config, norm=_add_one)
 
 
-GEMMA3 = Family(_config_from_hf, _hf_sources, _config_from_gguf, gguf_decoder_sources)
+GEMMA3 = Family(_config_from_hf, _hf_sources, _config_from_gguf, lambda config, forms: gguf_decoder_sources(config))

@@ -11,6 +11,7 @@ from mimo_jax.families.family import (
     unpermute_heads,
 )
 from mimo_jax.families.reader import HF_IGNORED, ConfigReader
+from mimo_jax.families.source import Forms
 from mimo_jax.params import Params
 
 
@@ -129,7 +130,7 @@ def vocab_from_gguf(file: GgufFile, reader: ConfigReader) -> int:
     return file.tensors["token_embd.weight"].shape[0]
 
 
-def _config_from_hf(reader: ConfigReader) -> ModelConfig:
+def _config_from_hf(reader: ConfigReader, forms: Forms) -> ModelConfig:
     reader.expect("attention_bias", False)
     reader.expect("mlp_bias", False)
     reader.expect("rope_interleaved", False)
@@ -140,7 +141,7 @@ def _config_from_gguf(file: GgufFile, reader: ConfigReader) -> ModelConfig:
     return full_decoder_from_gguf("llama", file, reader)
 
 
-def _gguf_sources(config: ModelConfig) -> Params:
+def _gguf_sources(config: ModelConfig, forms: Forms) -> Params:
     assert config.full is not None
     query, key = unpermute_heads(config.full.heads), unpermute_heads(config.full.kv_heads)
     return gguf_decoder_sources(config, query=query, key=key)
@@ -148,7 +149,7 @@ def _gguf_sources(config: ModelConfig) -> Params:
 
 LLAMA = Family(
     config_from_hf=_config_from_hf,
-    hf_sources=lambda config, reader: hf_decoder_sources(config),
+    hf_sources=lambda config, reader, forms: hf_decoder_sources(config),
     config_from_gguf=_config_from_gguf,
     gguf_sources=_gguf_sources,
     # Older files carry the rotary frequencies, which follow from the config; rope_freqs.weight is read with it.

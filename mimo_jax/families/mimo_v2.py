@@ -1,17 +1,18 @@
-"""MiMo-V2: V2-Flash (`mimo_v2_flash`), V2.5 and V2.5-Pro (`mimo_v2`). The trunk, unquantised, split or fused q/k/v.
+"""MiMo-V2: V2-Flash (`mimo_v2_flash`), V2.5, V2.5-Pro and V2.6 (`mimo_v2`), the text model with its draft heads.
 
 The layer kinds are read from `hybrid_layer_pattern` (0 full, 1 window), the FFN kinds from `moe_layer_freq`: no formula
 gives both published patterns.
 """
 
-from dataclasses import replace
 from typing import TypeVar
 
-from mimo_jax.config import AttentionDims, FfnKind, LayerKind, ModelConfig, MoeDims
-from mimo_jax.families.family import Family, hf_attention, hf_dense, rope_from_hf
+from mimo_jax.config import AttentionDims, FfnKind, LayerKind, ModelConfig, MoeDims, MtpDims
+from mimo_jax.families.family import Family, rope_from_hf
+from mimo_jax.families.mimo_v2_sources import Layout, draft_heads, hf_sources
 from mimo_jax.families.reader import HF_IGNORED, ConfigReader
-from mimo_jax.families.source import stack, tensor
-from mimo_jax.params import Attention, Layer, Moe, Params
+from mimo_jax.families.source import Forms
+from mimo_jax.params import Params
+from mimo_jax.weights import MXFP4_GROUP
 
 Kind = TypeVar("Kind", LayerKind, FfnKind)
 
@@ -29,16 +30,15 @@ _IGNORED_KEYS = (
     "vision_start_token_id",
     "vision_end_token_id",
 )
-# The draft heads, then what V2.5 has beside the text model.
-_IGNORED_TENSORS = ("model.mtp.", "visual.", "audio_encoder.", "speech_embeddings.", "audio_tokenizer.")
+# What V2.5 has beside the text model.
+_IGNORED_TENSORS = ("visual.", "audio_encoder.", "speech_embeddings.", "audio_tokenizer.")
 
 
-def _config_from_hf(reader: ConfigReader) -> ModelConfig:
-    if reader.present("quantization_config"):
-        method = reader.require("quantization_config", dict).get("quant_method")
-        raise reader.error(f"quantization_config: quant_method={method!r} is not supported; unquantised weights are")
+def _config_from_hf(reader: ConfigReader, forms: Forms) -> ModelConfig:
     layers = reader.count("num_hidden_layers")
+    heads = draft_heads(forms)
     _expect_fixed(reader)
+    _fp8_block(reader)
     layer_kinds = _per_layer(reader, "hybrid_layer_pattern", layers, (LayerKind.FULL, LayerKind.WINDOW))
     ffn_kinds = _per_layer(reader, "moe_layer_freq", layers, (FfnKind.DENSE, FfnKind.MOE))
     config = ModelConfig(
@@ -60,6 +60,7 @@ def _config_from_hf(reader: ConfigReader) -> ModelConfig:
         ),
         norm_epsilon=reader.require("layernorm_epsilon", float),
         tied_head=reader.require("tie_word_embeddings", bool),
+        mtp=MtpDims(heads=heads, kind=LayerKind.WINDOW) if heads else None,
     )
     reader.ignore(_IGNORED_KEYS)
     reader.ignore(HF_IGNORED)
@@ -77,7 +78,31 @@ def _expect_fixed(reader: ConfigReader) -> None:
     reader.expect("topk_group", 1, None)
     reader.expect("n_shared_experts", None, 0)
     reader.expect("attention_projection_layout", None, "fused_qkv", "split")
-    reader.expect("moe_router_dtype", None, "float32")
+    reader.expect("moe_router_dtype", None, "float32", "bfloat16")  # V2.6 says bfloat16; the router stays float32
+
+
+def _fp8_block(reader: ConfigReader) -> tuple[int, int] | None:
+    """The rows and columns that share a factor, from `quantization_config`. None: it is not there.
+
+    `store_dtype` says "mxfp4" where the experts are (V2.6). Which tensors are what is not read from here: see
+    `families.source.weight`.
+    """
+    if not reader.present("quantization_config"):
+        return None
+    values = reader.require("quantization_config", dict)
+    nested = ConfigReader(values, reader.where("quantization_config"))
+    nested.require("quant_method", str)
+    nested.expect("quant_method", "fp8")
+    nested.expect("fmt", "e4m3", None)
+    nested.expect("activation_scheme", "dynamic", None)
+    nested.expect("store_dtype", "fp8", "mxfp4", None)
+    nested.expect("mxfp4_block_size", MXFP4_GROUP, None)
+    nested.ignore(("ignored_layers",))
+    block = nested.require("weight_block_size", list)
+    if len(block) != 2 or any(type(size) is not int or size < 1 for size in block):
+        raise nested.error(f"weight_block_size={block!r}; two whole numbers from 1 are needed")
+    nested.finish()
+    return block[0], block[1]
 
 
 def _dims(reader: ConfigReader, prefix: str) -> AttentionDims:
@@ -109,60 +134,9 @@ def _per_layer(reader: ConfigReader, key: str, layers: int, kinds: tuple[Kind, K
     return tuple(kinds[value] for value in values)
 
 
-def _hf_sources(config: ModelConfig, reader: ConfigReader) -> Params:
+def _hf_sources(config: ModelConfig, reader: ConfigReader, forms: Forms) -> Params:
     fused = reader.optional("attention_projection_layout", str, "split") == "fused_qkv"
-    return Params(
-        embedding=tensor("model.embed_tokens.weight"),
-        layers=tuple(_layer(index, config, fused) for index in range(config.layers)),
-        final_norm=tensor("model.norm.weight"),
-        head=None if config.tied_head else tensor("lm_head.weight"),
-    )
-
-
-def _layer(index: int, config: ModelConfig, fused: bool) -> Layer:
-    prefix = f"model.layers.{index}."
-    dims = config.dims(config.layer_kinds[index])
-    attention = hf_attention(f"{prefix}self_attn.", config)
-    if fused:
-        attention = _fused(attention, f"{prefix}self_attn.qkv_proj.weight", dims)
-    if dims.has_sink:
-        attention = replace(attention, sink=tensor(f"{prefix}self_attn.attention_sink_bias"))
-    moe = config.ffn_kinds[index] is FfnKind.MOE
-    return Layer(
-        attention_norm=tensor(f"{prefix}input_layernorm.weight"),
-        attention=attention,
-        ffn_norm=tensor(f"{prefix}post_attention_layernorm.weight"),
-        ffn=_experts(f"{prefix}mlp.", config) if moe else hf_dense(f"{prefix}mlp."),
-    )
-
-
-def _fused(attention: Attention, name: str, dims: AttentionDims) -> Attention:
-    """Rows [Q; K; V] of one unquantised tensor."""
-    query_end = dims.heads * dims.head_dim
-    key_end = query_end + dims.kv_heads * dims.head_dim
-    value_end = key_end + dims.kv_heads * dims.v_dim
-    return replace(
-        attention,
-        query=tensor(name, rows=(0, query_end)),
-        key=tensor(name, rows=(query_end, key_end)),
-        value=tensor(name, rows=(key_end, value_end)),
-    )
-
-
-def _experts(prefix: str, config: ModelConfig) -> Moe:
-    assert config.moe is not None
-    experts = range(config.moe.experts)
-
-    def part(name: str) -> object:
-        return stack([f"{prefix}experts.{expert}.{name}_proj.weight" for expert in experts])
-
-    return Moe(
-        router=tensor(f"{prefix}gate.weight"),
-        router_bias=tensor(f"{prefix}gate.e_score_correction_bias"),
-        gate=part("gate"),
-        up=part("up"),
-        down=part("down"),
-    )
+    return hf_sources(config, Layout(forms, fused, _fp8_block(reader)))
 
 
 MIMO_V2 = Family(_config_from_hf, _hf_sources, ignored_tensors=_IGNORED_TENSORS)

@@ -5,9 +5,11 @@ from mimo_jax.config import ModelConfig
 from mimo_jax.families.family import Family, gguf_decoder_sources, hf_decoder_sources
 from mimo_jax.families.llama import full_decoder_from_gguf, full_decoder_from_hf
 from mimo_jax.families.reader import ConfigReader
+from mimo_jax.families.source import Forms
+from mimo_jax.params import Params
 
 
-def _windows_off(reader: ConfigReader) -> None:
+def windows_off(reader: ConfigReader) -> None:
     """Qwen declares a window that its published models switch off; switched on, layers would differ."""
     reader.expect("use_sliding_window", False)
     reader.ignore(("sliding_window", "max_window_layers"))
@@ -16,14 +18,14 @@ def _windows_off(reader: ConfigReader) -> None:
             raise reader.error(f"layer_types has {kind!r}; 'full_attention' alone is supported")
 
 
-def _qwen2_from_hf(reader: ConfigReader) -> ModelConfig:
-    _windows_off(reader)
+def _qwen2_from_hf(reader: ConfigReader, forms: Forms) -> ModelConfig:
+    windows_off(reader)
     reader.ignore(("use_mrope",))
     return full_decoder_from_hf("qwen2", reader, qkv_bias=True)
 
 
-def _qwen3_from_hf(reader: ConfigReader) -> ModelConfig:
-    _windows_off(reader)
+def _qwen3_from_hf(reader: ConfigReader, forms: Forms) -> ModelConfig:
+    windows_off(reader)
     reader.expect("attention_bias", False)
     return full_decoder_from_hf("qwen3", reader, qk_norm=True)
 
@@ -36,9 +38,13 @@ def _qwen3_from_gguf(file: GgufFile, reader: ConfigReader) -> ModelConfig:
     return full_decoder_from_gguf("qwen3", file, reader, qk_norm=True)
 
 
-QWEN2 = Family(
-    _qwen2_from_hf, lambda config, reader: hf_decoder_sources(config), _qwen2_from_gguf, gguf_decoder_sources
-)
-QWEN3 = Family(
-    _qwen3_from_hf, lambda config, reader: hf_decoder_sources(config), _qwen3_from_gguf, gguf_decoder_sources
-)
+def _hf_sources(config: ModelConfig, reader: ConfigReader, forms: Forms) -> Params:
+    return hf_decoder_sources(config)
+
+
+def _gguf_sources(config: ModelConfig, forms: Forms) -> Params:
+    return gguf_decoder_sources(config)
+
+
+QWEN2 = Family(_qwen2_from_hf, _hf_sources, _qwen2_from_gguf, _gguf_sources)
+QWEN3 = Family(_qwen3_from_hf, _hf_sources, _qwen3_from_gguf, _gguf_sources)

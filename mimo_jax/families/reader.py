@@ -57,6 +57,10 @@ class ConfigReader:
                 f"{self._where}: unknown key {unknown[0]!r} (and {len(unknown) - 1} more unknown ones)"
             )
 
+    def where(self, key: str) -> str:
+        """How messages about what is inside an object name it."""
+        return f"{self._where}: {key}"
+
     def error(self, message: str) -> CheckpointError:
         return CheckpointError(f"{self._where}: {message}")
 
