@@ -23,6 +23,7 @@ def attention_block(
     rope: tuple[Array, Array],
     dims: AttentionDims,
     norm_epsilon: float,
+    first_position: int = 0,
 ) -> tuple[Array, LayerCache]:
     """x [seqs, step, embed], normed -> (out [seqs, step, embed], the cache with the step's keys and values)."""
     with jax.named_scope("qkv"):
@@ -49,6 +50,7 @@ def attention_block(
             lengths,
             scale=dims.scale,
             window_tokens=dims.window_tokens,
+            first_position=first_position,
             sink=layer.sink,
         )
     with jax.named_scope("attention_output"):

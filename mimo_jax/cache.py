@@ -129,6 +129,12 @@ def write_pages(pages: Array, view: PoolView, new: Array) -> Array:
     return pages.at[view.page_ids, view.offsets].set(new.astype(pages.dtype))
 
 
+def read_pages(pages: Array, view: PoolView, valid: Array) -> Array:
+    """What `write_pages` wrote: pages [pages, page, ...] -> [seqs, step, ...]; zeros where `valid` is false."""
+    found = pages[view.page_ids, view.offsets]
+    return jnp.where(valid.reshape(*valid.shape, *(1,) * (found.ndim - 2)), found, 0)
+
+
 def _layer_specs(config: ModelConfig, kind: LayerKind, sizes: PoolSizes, dtype: Any) -> LayerCache:
     dims = config.dims(kind)
     kv = "kv_heads_full" if kind is LayerKind.FULL else "kv_heads_window"

@@ -141,6 +141,8 @@ class ModelConfig:
             raise ValueError("window layers need window_tokens")
         if self.mtp is not None and (self.mtp.kind not in self.kinds):
             raise ValueError(f"draft heads are {self.mtp.kind.name} layers, and the trunk has none")
+        if self.mtp is not None and (self.dims(self.mtp.kind).window_tokens or self.mtp.heads) < self.mtp.heads:
+            raise ValueError("a draft head looks back further than its window")
 
     @property
     def layers(self) -> int:
@@ -159,6 +161,10 @@ class ModelConfig:
     @property
     def draft_heads(self) -> int:
         return 0 if self.mtp is None else self.mtp.heads
+
+    def lookahead(self, kind: LayerKind) -> int:
+        """Tokens behind a step's own that its draft heads keep in the pool of a layer kind."""
+        return self.draft_heads if self.mtp is not None and self.mtp.kind is kind else 0
 
     @property
     def pattern(self) -> str:

@@ -22,13 +22,20 @@ class StepInputs:
 
 @struct.dataclass
 class SamplingInputs:
-    """How each row's next token is chosen. Neutral values switch an option off; the structure never changes."""
+    """How each row's next token is chosen. Neutral values switch an option off; the structure never changes.
 
+    The row's first `given` tokens stand; those behind them are drafts, to be accepted or not. A row that ends inside
+    its prompt has nothing to choose: `following` is the token that comes next.
+    """
+
+    given: Array  # [seqs] int32
+    following: Array  # [seqs] int32; -1: to be chosen
     temperature: Array  # [seqs] float32; 0 is greedy
     top_k: Array  # [seqs] int32; 0 is off
     top_p: Array  # [seqs] float32; 1 is off
     min_p: Array  # [seqs] float32; 0 is off
     seed: Array  # [seqs] uint32
     choice: Array  # [seqs] int32, which of the n choices of a request
-    banned: Array  # [seqs, BANNED] int32, ids that may not come now (min_tokens); vocab is "none"
+    banned: Array  # [seqs, BANNED] int32, ids that may not come yet (min_tokens); vocab is "none"
+    banned_places: Array  # [seqs] int32, at how many of the tokens to come they may not
     top_logprobs: Array  # [] bool: whether any row wants the most likely alternatives

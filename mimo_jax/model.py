@@ -29,14 +29,26 @@ def forward(
     Returns (hidden [seqs, step, embed] after the final norm, the cache with the step's keys and values). Prefill,
     decode and verification are the same call with other sizes of [seqs, step]. Rows and tokens beyond `inputs.counts`
     write to the null page and their hidden states mean nothing. `run_layer` stands in for `decoder_layer` (a jitted
-    one is traced once for all layers of a kind).
+    one is traced once for all layers of a kind). Draft heads do not run here, see `mimo_jax/mtp.py`.
     """
-    run_layer = run_layer or decoder_layer
+    x, cache = trunk(params, cache, inputs, config=config, run_layer=run_layer or decoder_layer)
+    return rms_norm(x, params.final_norm, config.norm_epsilon), cache
+
+
+def trunk(
+    params: Params,
+    cache: Cache,
+    inputs: StepInputs,
+    *,
+    config: ModelConfig,
+    run_layer: Callable[..., tuple[Array, LayerCache]],
+) -> tuple[Array, Cache]:
+    """As `forward`, before the final norm."""
     step = inputs.tokens.shape[1]
     positions = inputs.starts[:, None] + jnp.arange(step, dtype=jnp.int32)  # [seqs, step]
     valid = jnp.arange(step, dtype=jnp.int32) < inputs.counts[:, None]
     lengths = jnp.where(inputs.counts > 0, inputs.starts + inputs.counts, 0)  # tokens in the pages after this step
-    views = {kind: _view(cache, inputs, positions, valid, kind, config) for kind in config.kinds}
+    views = {kind: view(inputs, positions, valid, kind, _page_tokens(cache, kind, config)) for kind in config.kinds}
     rope = {kind: rope_tables(positions, config.dims(kind)) for kind in config.kinds}
 
     with jax.named_scope("embed"):
@@ -59,7 +71,7 @@ def forward(
             config=config,
         )
         new_layers.append(layer_cache)
-    return rms_norm(x, params.final_norm, config.norm_epsilon), Cache(tuple(new_layers))
+    return x, cache.replace(layers=tuple(new_layers))
 
 
 def decoder_layer(
@@ -74,8 +86,12 @@ def decoder_layer(
     dims: AttentionDims,
     ffn_kind: FfnKind,
     config: ModelConfig,
+    first_position: int = 0,
 ) -> tuple[Array, LayerCache]:
-    """x [seqs, step, embed] -> (x behind attention and FFN, the layer's cache with the step's keys and values)."""
+    """x [seqs, step, embed] -> (x behind attention and FFN, the layer's cache with the step's keys and values).
+
+    No key stands before `first_position`.
+    """
     out, cache = attention_block(
         rms_norm(x, layer.attention_norm, config.norm_epsilon),
         layer.attention,
@@ -86,6 +102,7 @@ def decoder_layer(
         rope,
         dims,
         config.norm_epsilon,
+        first_position,
     )
     x = x + _post_norm(out, layer.post_attention_norm, config)
     with jax.named_scope("ffn"):
@@ -93,13 +110,16 @@ def decoder_layer(
     return x + _post_norm(out, layer.post_ffn_norm, config), cache
 
 
-def _view(
-    cache: Cache, inputs: StepInputs, positions: Array, valid: Array, kind: LayerKind, config: ModelConfig
-) -> PoolView:
-    page_tokens = cache.layers[config.layer_kinds.index(kind)].keys.shape[1]
+def view(inputs: StepInputs, positions: Array, valid: Array, kind: LayerKind, page_tokens: int) -> PoolView:
+    """The pool of a layer kind as tokens at `positions` [seqs, step] see it."""
     if kind is LayerKind.FULL:
         return pool_view(inputs.full_table, jnp.zeros_like(inputs.starts), positions, valid, page_tokens)
     return pool_view(inputs.window_table, inputs.window_first, positions, valid, page_tokens)
+
+
+def _page_tokens(cache: Cache, kind: LayerKind, config: ModelConfig) -> int:
+    tokens: int = cache.layers[config.layer_kinds.index(kind)].keys.shape[1]
+    return tokens
 
 
 def _ffn(x: Array, layer: Layer, ffn_kind: FfnKind, config: ModelConfig) -> Array:

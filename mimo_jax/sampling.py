@@ -23,21 +23,58 @@ GREEDY_BELOW = 1e-5  # a lower temperature is greedy: dividing by it would overf
 
 @struct.dataclass
 class Sampled:
-    """`logprob` and the alternatives are of the model's own distribution, before temperature and any cut."""
+    """`logprob` and the alternatives are of the model's own distribution, before temperature and any cut.
 
-    token: Array  # [seqs] int32
-    logprob: Array  # [seqs] float32
-    rank: Array  # [seqs] int32, 1 is the most likely
-    top_ids: Array  # [seqs, TOP_LOGPROBS] int32; zeros unless asked for
-    top_logprobs: Array  # [seqs, TOP_LOGPROBS] float32
+    Behind a step each array has [seqs, places], behind the scoring of a prompt [rows].
+    """
+
+    token: Array  # int32
+    logprob: Array  # float32
+    rank: Array  # int32, 1 is the most likely
+    top_ids: Array  # [..., TOP_LOGPROBS] int32; zeros unless asked for
+    top_logprobs: Array  # [..., TOP_LOGPROBS] float32
 
 
 def sample(logits: Array, sampling: SamplingInputs, positions: Array, *, vocab: int) -> Sampled:
-    """One token a row from float32 logits [seqs, vocab padded]; positions [seqs] are those of the tokens to be chosen.
+    """A token for each of a row's places, from float32 logits [seqs, places, vocab padded].
 
-    Ids from `vocab` on do not exist.
+    positions [seqs, places] are those of the tokens to be chosen. Each place is drawn as if it were the only one, so
+    the tokens are the same whether they come one a step or several. Returns Sampled of [seqs, places]. Ids from `vocab`
+    on do not exist.
     """
-    logits = mask_padding(logits, vocab)
+    seqs, places = positions.shape
+    banned = jnp.where(
+        (jnp.arange(places) < sampling.banned_places[:, None])[:, :, None], sampling.banned[:, None], logits.shape[-1]
+    )  # [seqs, places, BANNED]; "none" lies outside the row
+    each = jax.tree.map(lambda leaf: jnp.repeat(leaf, places, axis=0), sampling.replace(top_logprobs=None))
+    sampled = _sample_rows(
+        mask_padding(logits.reshape(seqs * places, -1), vocab),
+        each.replace(banned=banned.reshape(seqs * places, -1), top_logprobs=sampling.top_logprobs),
+        positions.reshape(-1),
+    )
+    return jax.tree.map(lambda leaf: leaf.reshape(seqs, places, *leaf.shape[1:]), sampled)
+
+
+def accept(tokens: Array, sampled: Array, counts: Array, sampling: SamplingInputs) -> tuple[Array, Array]:
+    """How far a row's drafts are what was chosen in their place.
+
+    tokens [seqs, step] are the row's tokens, of which `counts` are valid; sampled [seqs, places] are the choices behind
+    its last given token, behind the first draft, and so on. Returns (accepted [seqs], the token [seqs] that follows
+    the accepted ones). Nothing is accepted of a row whose next token is known.
+
+        tokens   t d1 d2 d3      sampled  d1 d2 x y      accepted 2, then x
+    """
+    rows = jnp.arange(tokens.shape[0])
+    draft_at = sampling.given[:, None] + jnp.arange(sampled.shape[1] - 1)  # [seqs, drafts]
+    drafts = jnp.take_along_axis(tokens, jnp.minimum(draft_at, tokens.shape[1] - 1), axis=1)
+    same = (drafts == sampled[:, :-1]) & (draft_at < counts[:, None])
+    accepted = jnp.cumprod(same, axis=1, dtype=jnp.int32).sum(axis=1, dtype=jnp.int32)
+    known = sampling.following >= 0
+    accepted = jnp.where(known, 0, accepted)
+    return accepted, jnp.where(known, sampling.following, sampled[rows, accepted])
+
+
+def _sample_rows(logits: Array, sampling: SamplingInputs, positions: Array) -> Sampled:
     rows = jnp.arange(logits.shape[0])[:, None]
     # Row ids that mean "none" lie outside the array and are dropped by name, never clamped.
     allowed = logits.at[rows, sampling.banned].set(-jnp.inf, mode="drop")

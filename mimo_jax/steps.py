@@ -21,12 +21,13 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from mimo_jax.cache import Cache, PoolSizes, cache_specs
-from mimo_jax.config import ModelConfig
+from mimo_jax.config import LayerKind, ModelConfig
 from mimo_jax.inputs import SamplingInputs, StepInputs
-from mimo_jax.layers import unembed
-from mimo_jax.model import decoder_layer, forward
+from mimo_jax.layers import rms_norm, unembed
+from mimo_jax.model import decoder_layer, trunk
+from mimo_jax.mtp import draft, store_hidden
 from mimo_jax.params import ArraySpec, Params, param_specs
-from mimo_jax.sampling import BANNED, Sampled, describe, mask_padding, sample
+from mimo_jax.sampling import BANNED, Sampled, accept, describe, mask_padding, sample
 from mimo_jax.window_pages import window_table_pages
 from sharding import Rules, array_sharding
 
@@ -44,27 +45,52 @@ class Bucket:
 
 @struct.dataclass
 class StepOutputs:
-    sampled: Sampled  # of each row's token behind its last one; meaningless for padding rows
+    """What a step chose. A row brings 1 + accepted tokens, the first of its places; padding rows mean nothing."""
+
+    sampled: Sampled  # [seqs, places]
+    accepted: Array  # [seqs] int32, drafts that stand
+    drafts: Array  # [seqs, draft heads] int32, guesses at what follows
     hidden: Array  # [seqs, step, embed], for `score_rows`
 
 
 # Traced once per kind of layer instead of once per layer. Inlined, because XLA's CPU compiler copies a cache that is
 # updated inside a call.
-_traced_layer = jax.jit(decoder_layer, static_argnames=("dims", "ffn_kind", "config"), inline=True)
+_traced_layer = jax.jit(decoder_layer, static_argnames=("dims", "ffn_kind", "config", "first_position"), inline=True)
 
 
 def step(
     params: Params, cache: Cache, inputs: StepInputs, sampling: SamplingInputs, *, config: ModelConfig, vocab: int
 ) -> tuple[StepOutputs, Cache]:
-    """Runs the step's tokens and samples one token behind each row's last. The cache is donated."""
-    hidden, cache = forward(params, cache, inputs, config=config, run_layer=_traced_layer)
+    """Runs the step's tokens, accepts those drafts among them that stand, samples behind each, and drafts anew.
+
+    The cache is donated. A step of 1 + draft heads tokens verifies; in any other one all of a row's tokens are given.
+    """
+    x, cache = trunk(params, cache, inputs, config=config, run_layer=_traced_layer)
+    hidden = rms_norm(x, params.final_norm, config.norm_epsilon)
+    step_tokens = inputs.tokens.shape[1]
+    places = 1 + config.draft_heads if step_tokens == 1 + config.draft_heads else 1
+    behind = jnp.maximum(sampling.given - 1, 0)[:, None] + jnp.arange(places)  # [seqs, places]
     rows = jnp.arange(inputs.counts.shape[0])
-    last = hidden[rows, jnp.maximum(inputs.counts - 1, 0)]  # [seqs, embed]
     with jax.named_scope("logits"):
-        logits = unembed(last, params)
+        logits = unembed(hidden[rows[:, None], jnp.minimum(behind, step_tokens - 1)], params)
     with jax.named_scope("sample"):
-        sampled = sample(logits, sampling, inputs.starts + inputs.counts, vocab=vocab)
-    return StepOutputs(sampled, hidden), cache
+        sampled = sample(logits, sampling, inputs.starts[:, None] + behind + 1, vocab=vocab)
+    if config.mtp is None:
+        nothing = jnp.zeros((rows.size, 0), jnp.int32)
+        return StepOutputs(sampled, jnp.zeros_like(inputs.counts), nothing, hidden), cache
+    accepted, following = accept(inputs.tokens, sampled.token, inputs.counts, sampling)
+    cache = store_hidden(cache, inputs, hidden if config.mtp.normed_hidden else x, config=config)
+    drafts, cache = draft(
+        params,
+        cache,
+        inputs,
+        sampling.given + accepted,
+        following,
+        config=config,
+        vocab=vocab,
+        run_layer=_traced_layer,
+    )
+    return StepOutputs(sampled, accepted, drafts, hidden), cache
 
 
 def score_rows(params: Params, hidden: Array, targets: Array, *, vocab: int) -> Sampled:
@@ -161,6 +187,11 @@ class Steps:
         )
         return make()
 
+    def ready(self, bucket: Bucket) -> bool:
+        """Whether running this bucket starts at once."""
+        job = self._jobs.get(bucket)
+        return job is not None and job.done()
+
     def _get(self, key: Any) -> Any:
         with self._lock:
             job = self._jobs.get(key)
@@ -212,6 +243,8 @@ class Steps:
             window_first=array(jnp.int32, seqs),
         )
         sampling = SamplingInputs(
+            given=array(jnp.int32, seqs),
+            following=array(jnp.int32, seqs),
             temperature=array(jnp.float32, seqs),
             top_k=array(jnp.int32, seqs),
             top_p=array(jnp.float32, seqs),
@@ -219,6 +252,7 @@ class Steps:
             seed=array(jnp.uint32, seqs),
             choice=array(jnp.int32, seqs),
             banned=array(jnp.int32, seqs, BANNED),
+            banned_places=array(jnp.int32, seqs),
             top_logprobs=array(jnp.bool_),
         )
         return inputs, sampling
@@ -227,7 +261,10 @@ class Steps:
         """Pages in the window pool's table; the same at every position. 1 where the model has no window layers."""
         if self.config.window is None or self.config.window.window_tokens is None:
             return 1
-        return window_table_pages(self.config.window.window_tokens, step_tokens, self.sizes.window_page_tokens)
+        window = self.config.window.window_tokens
+        return window_table_pages(
+            window, step_tokens + self.config.lookahead(LayerKind.WINDOW), self.sizes.window_page_tokens
+        )
 
     def _shapes(self, specs: Any) -> Any:
         return jax.tree.map(

@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from mimo_jax.engine.request import Request
 from mimo_jax.engine.scheduler import Row
 from mimo_jax.inputs import SamplingInputs, StepInputs
 
@@ -19,14 +18,16 @@ def build(
     sampling.banned[:] = vocab  # "none": outside every row of logits
     for index, row in enumerate(rows):
         _fill_row(inputs, index, row)
-        _fill_sampling(sampling, index, row.request)
+        _fill_sampling(sampling, index, row)
     wants_top = any(row.samples and row.request.params.logprobs for row in rows)
     return inputs, sampling.replace(top_logprobs=np.bool_(wants_top))
 
 
 def _fill_row(inputs: Any, index: int, row: Row) -> None:
     request = row.request
-    inputs.tokens[index, : row.count] = request.tokens(row.start, row.count)
+    given = row.count - row.drafts
+    inputs.tokens[index, :given] = request.tokens(row.start, given)
+    inputs.tokens[index, given : row.count] = request.drafts[: row.drafts]
     inputs.starts[index] = row.start
     inputs.counts[index] = row.count
     inputs.full_table[index, : len(request.full_pages)] = request.full_pages
@@ -34,16 +35,18 @@ def _fill_row(inputs: Any, index: int, row: Row) -> None:
     inputs.window_first[index] = request.window_first
 
 
-def _fill_sampling(sampling: Any, index: int, request: Request) -> None:
-    params = request.params
+def _fill_sampling(sampling: Any, index: int, row: Row) -> None:
+    request, params = row.request, row.request.params
+    sampling.given[index] = row.count - row.drafts
+    sampling.following[index] = -1 if row.samples else request.tokens(row.start + row.count, 1)[0]
     sampling.temperature[index] = params.temperature
     sampling.top_k[index] = max(0, params.top_k)
     sampling.top_p[index] = params.top_p
     sampling.min_p[index] = params.min_p
     sampling.seed[index] = fold_seed(request.seed)
     sampling.choice[index] = request.choice
-    if len(request.output) < params.min_tokens:
-        sampling.banned[index, : len(request.stop_ids)] = sorted(request.stop_ids)
+    sampling.banned[index, : len(request.stop_ids)] = sorted(request.stop_ids)
+    sampling.banned_places[index] = max(0, params.min_tokens - len(request.output))
 
 
 def fold_seed(seed: int) -> int:

@@ -17,15 +17,19 @@ _SMALLEST_WIDTH_TOKENS = 512
 
 @dataclass(frozen=True)
 class Ladder:
-    """Sizes in ascending order. `prefill` has (rows, step) pairs; widths are pages of the full pool's table."""
+    """Sizes in ascending order. `prefill` has (rows, step) pairs; widths are pages of the full pool's table.
+
+    A decode step has one token a sequence, or all `drafts` behind it too.
+    """
 
     decode_seqs: tuple[int, ...]
     prefill: tuple[tuple[int, int], ...]
     widths: tuple[int, ...]
+    drafts: int = 0
 
-    def decode(self, rows: int, pages: int) -> tuple[int, int, int]:
+    def decode(self, rows: int, pages: int, *, drafts: bool = False) -> tuple[int, int, int]:
         """(seqs, step, full_width) of the smallest shape that holds so many rows and pages."""
-        return _at_least(self.decode_seqs, rows), 1, _at_least(self.widths, pages)
+        return _at_least(self.decode_seqs, rows), 1 + self.drafts * drafts, _at_least(self.widths, pages)
 
     def chunk(self, rows: int, step: int, pages: int) -> tuple[int, int, int]:
         fitting = [shape for shape in self.prefill if shape[0] >= rows and shape[1] >= step]
@@ -50,7 +54,8 @@ class Ladder:
     def _reachable_decode(self, limits: Limits, seqs: int, total: int) -> Iterator[tuple[int, int, int]]:
         for rung in self.decode_seqs:
             if rung <= _at_least(self.decode_seqs, seqs):
-                yield from ((rung, 1, pages) for pages in self._widths(limits, total))
+                steps = {1, 1 + self.drafts}
+                yield from ((rung, step, pages) for step in steps for pages in self._widths(limits, total))
 
     def _widths(self, limits: Limits, tokens: int) -> list[int]:
         widest = _at_least(self.widths, limits.full_pages(tokens))
@@ -70,6 +75,7 @@ def make_ladder(limits: Limits) -> Ladder:
         decode_seqs=_ascending(limits.max_seqs, _SEQS_FACTOR),
         prefill=tuple(sorted(prefill)),
         widths=tuple(sorted(_descending(widest, _WIDTH_FACTOR, smallest))),
+        drafts=limits.drafts,
     )
 
 

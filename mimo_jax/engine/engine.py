@@ -2,8 +2,10 @@
 
 import logging
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ from mimo_jax.engine.buckets import Ladder
 from mimo_jax.engine.pages import PagePool
 from mimo_jax.engine.request import FinishReason, Request, TokenLogprob
 from mimo_jax.engine.scheduler import Limits, Row, Scheduler, StepPlan
+from mimo_jax.engine.speculation import Speculation
 from mimo_jax.errors import RequestError
 from mimo_jax.params import Params
 from mimo_jax.sampling import BANNED, Sampled
@@ -52,6 +55,7 @@ class Engine:
         self.ladder = ladder
         self.tokenizer = tokenizer
         self.scheduler = self._new_scheduler()
+        self.speculation = Speculation(limits.drafts)
         self._cache = steps.init_cache()
         self._requests: dict[str, Request] = {}
         self._streams: dict[str, TextStream] = {}
@@ -125,11 +129,13 @@ class Engine:
     def step(self) -> list[Update]:
         """One iteration: at most one decode and one prefill call on the device. Empty when nothing is to be done.
 
+        A decode call verifies the drafts of the step before, so that a row may bring several tokens.
+
         If the device fails or the user interrupts, every request ends with ERROR, the cache is made anew (the step has
         used up the old one), and the exception goes on.
         """
         try:
-            return [update for plan in self.scheduler.plan() for update in self._run(plan)]
+            return [update for plan in self.scheduler.plan(self._drafts_for) for update in self._run(plan)]
         except BaseException:
             self.reset()
             raise
@@ -182,31 +188,55 @@ class Engine:
         room = self.scheduler.full.total * self.limits.full_page_tokens + 1 - prompt_tokens
         return max(1, min(most, room))
 
+    def _drafts_for(self, rows: int) -> int:
+        """How many drafts a decode step of so many rows should verify."""
+        pages = max(len(request.full_pages) for request in self.scheduler.running)
+        plain = Bucket(*self.ladder.decode(rows, pages))
+        # A plain step may still be compiling behind the first tokens of a request.
+        return self.speculation.drafts_for(plain.seqs) if self.steps.ready(plain) else self.limits.drafts
+
     def _run(self, plan: StepPlan) -> list[Update]:
         rows = plan.rows
         pages = max(len(row.request.full_pages) for row in rows)
         if plan.decode:
-            bucket = Bucket(*self.ladder.decode(len(rows), pages))
+            bucket = Bucket(*self.ladder.decode(len(rows), pages, drafts=any(row.drafts for row in rows)))
         else:
             bucket = Bucket(*self.ladder.chunk(len(rows), max(row.count for row in rows), pages))
         inputs, sampling = build(rows, self.steps.input_shapes(bucket), self.steps.vocab)
+        began = time.perf_counter()
         outputs, self._cache = self.steps.run(bucket, self.params, self._cache, inputs, sampling)
-        sampled: Sampled = jax.device_get(outputs.sampled)
+        sampled, accepted, drafts = jax.device_get((outputs.sampled, outputs.accepted, outputs.drafts))
+        if plan.decode:
+            verified = [(row.drafts, int(accepted[index])) for index, row in enumerate(rows)]
+            self.speculation.record(bucket.seqs, time.perf_counter() - began, verified)
         self._score_prompts(rows, outputs)
         updates = []
         for index, row in enumerate(rows):
-            self.scheduler.advance(row)
+            self.scheduler.advance(row, int(accepted[index]))
             if row.samples:
-                updates.append(self._commit(row.request, index, sampled))
+                row.request.drafts = tuple(drafts[index].tolist())
+                updates.append(self._commit(row.request, jax.tree.map(itemgetter(index), sampled), accepted[index]))
         return updates
 
-    def _commit(self, request: Request, index: int, sampled: Sampled) -> Update:
-        """Takes one sampled token: stop id, stop string, length, in this order."""
-        token = int(sampled.token[index])
+    def _commit(self, request: Request, sampled: Sampled, accepted: int) -> Update:
+        """Takes the accepted tokens and the one behind them, up to whatever ends the request. sampled [places]."""
+        texts, tokens = [], []
+        for place in range(1 + accepted):
+            token = int(sampled.token[place])
+            tokens.append(token)
+            if request.params.logprobs is not None:
+                request.logprobs.append(token_logprob(sampled, place, request.params.logprobs))
+            text, reason = self._take(request, token)
+            texts.append(text)
+            if reason is not None:
+                self._forget(request, reason)
+                break
+        return Update(request, tuple(tokens), "".join(texts), finished=request.finished)
+
+    def _take(self, request: Request, token: int) -> tuple[str, FinishReason | None]:
+        """One token: its new text, and what it ends the request with: stop id, stop string, length, in this order."""
         may_stop = len(request.output) >= request.params.min_tokens
         request.output.append(token)
-        if request.params.logprobs is not None:
-            request.logprobs.append(token_logprob(sampled, index, request.params.logprobs))
         stream = self._streams.get(request.request_id)
         text, reason = "", None
         if token in request.stop_ids and may_stop:
@@ -218,11 +248,9 @@ class Engine:
                 reason, request.stop_reason = FinishReason.STOP, matched
         if reason is None and len(request.output) >= request.max_tokens:
             reason = FinishReason.LENGTH
-        if reason is not None:
-            if stream is not None and not isinstance(request.stop_reason, str):
-                text += stream.finish()
-            self._forget(request, reason)
-        return Update(request, (token,), text, finished=reason is not None)
+        if reason is not None and stream is not None and not isinstance(request.stop_reason, str):
+            text += stream.finish()
+        return text, reason
 
     def _forget(self, request: Request, reason: FinishReason) -> None:
         self.scheduler.finish(request, reason)

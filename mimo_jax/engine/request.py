@@ -49,6 +49,7 @@ class Request:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt[1:]
     computed: int = 0
+    drafts: tuple[int, ...] = ()  # guesses at what follows the last known token
     full_pages: list[int] = field(default_factory=list)
     window_pages: list[int] = field(default_factory=list)
     window_first: int = 0  # logical page of window_pages[0]

@@ -11,6 +11,7 @@ prompt and computes at most one batch of prompt chunks, so:
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mimo_jax.engine.pages import PagePool
@@ -31,6 +32,9 @@ class Limits:
     window_page_tokens: int
     window_tokens: int
     has_full: bool
+    drafts: int = 0  # draft heads
+    full_lookahead: int = 0  # tokens behind a step's own that draft heads keep in the pool
+    window_lookahead: int = 0
 
     def room(self, prompt: int, max_tokens: int | None) -> int:
         """Tokens that fit behind a prompt of so many. Raises RequestError when it, or max_tokens, does not fit."""
@@ -50,13 +54,14 @@ class Limits:
         return self.prefill_tokens if rows == 1 else self.prefill_tokens // self.prefill_rows
 
     def full_pages(self, tokens: int) -> int:
-        return -(-tokens // self.full_page_tokens) if self.has_full else 0
+        """Full pages of a sequence of which so many tokens are stored."""
+        return -(-(tokens + self.full_lookahead) // self.full_page_tokens) if self.has_full else 0
 
     def window_pages(self, step: int) -> int:
         """Window pages that a step of so many tokens can touch."""
         if not self.window_tokens:
             return 0
-        return window_table_pages(self.window_tokens, step, self.window_page_tokens)
+        return window_table_pages(self.window_tokens, step + self.window_lookahead, self.window_page_tokens)
 
     def stored_tokens(self, prompt: int, max_tokens: int) -> int:
         """Tokens whose keys and values a request stores at most: the last one sampled is never fed back."""
@@ -65,26 +70,32 @@ class Limits:
     def needed(self, request: Request) -> tuple[int, int]:
         """Pages of (full, window) that the request can hold at once: the one formula for validation and admission."""
         stored = self.stored_tokens(len(request.prompt), request.max_tokens)
-        window = min(self.window_pages(min(self.prefill_tokens, stored)), self.window_ceiling(stored))
+        largest = max(min(self.prefill_tokens, stored), min(1 + self.drafts, stored))
+        window = min(self.window_pages(largest), self.window_ceiling(stored))
         return self.full_pages(stored), window
 
     def window_ceiling(self, tokens: int) -> int:
-        return -(-tokens // self.window_page_tokens) if self.window_tokens else 0
+        """Window pages that a sequence of so many stored tokens can hold at most, however long the window."""
+        return -(-(tokens + self.window_lookahead) // self.window_page_tokens) if self.window_tokens else 0
 
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence's part of a step: `count` tokens from position `start`. It samples if they reach the last known."""
+    """One sequence's part of a step: `count` tokens from position `start`, the last `drafts` of them guessed.
+
+    It samples if the others reach the last known token.
+    """
 
     request: Request
     start: int
     count: int
     samples: bool
+    drafts: int = 0
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One device call: all rows decode (count 1) or all are prompt chunks."""
+    """One device call: all rows decode (one known token, and drafts) or all are prompt chunks."""
 
     rows: tuple[Row, ...]
     decode: bool
@@ -123,29 +134,34 @@ class Scheduler:
         self.check_fits(request)
         self.waiting.append(request)
 
-    def plan(self) -> list[StepPlan]:
-        """This iteration's device calls: at most one decode and one prefill batch. Takes the pages they write to."""
+    def plan(self, drafts_for: Callable[[int], int] = lambda rows: 0) -> list[StepPlan]:
+        """This iteration's device calls: at most one decode and one prefill batch. Takes the pages they write to.
+
+        `drafts_for` says how many drafts each of so many decoding rows may verify.
+        """
         self._admit()
         decode = [request for request in self.running if request.decoding]
         prefill = [request for request in self.running if not request.decoding][: self.limits.prefill_rows]
         plans = []
         if decode:
-            plans.append(StepPlan(tuple(self._row(request, 1) for request in decode), decode=True))
+            most = drafts_for(len(decode))
+            plans.append(StepPlan(tuple(self._decode_row(request, most) for request in decode), decode=True))
         if prefill:
             share = self.limits.chunk_tokens(len(prefill))
             plans.append(StepPlan(tuple(self._row(request, share) for request in prefill), decode=False))
         return plans
 
-    def advance(self, row: Row) -> None:
-        """Marks a row's tokens as computed and lets go of the window pages that no later query sees."""
+    def advance(self, row: Row, accepted: int = 0) -> None:
+        """Marks a row's tokens as computed, as far as its drafts were accepted, and lets go of the window pages that no
+        later query sees."""
         request = row.request
         if request.finished:  # aborted while the step ran: its pages are gone already
             return
-        request.computed = row.start + row.count
+        request.computed = row.start + row.count - row.drafts + accepted
         self._release_window(request)
         if row.samples:
             # From here on it decodes, which needs fewer window pages than a prompt chunk.
-            needed = min(self.limits.window_pages(1), request.reserved_window)
+            needed = min(self.limits.window_pages(1 + self.limits.drafts), request.reserved_window)
             self.window.unreserve(request.reserved_window - needed)
             request.reserved_window = needed
 
@@ -186,6 +202,13 @@ class Scheduler:
             request.reserved_full, request.reserved_window = full, window
             self.running.append(self.waiting.popleft())
 
+    def _decode_row(self, request: Request, most_drafts: int) -> Row:
+        # A draft behind the last token that may come would be stored where the request has no pages.
+        drafts = min(most_drafts, len(request.drafts), request.max_tokens - len(request.output) - 1)
+        count = 1 + drafts
+        self._take_pages(request, request.computed + count)
+        return Row(request, request.computed, count, samples=True, drafts=drafts)
+
     def _row(self, request: Request, most: int) -> Row:
         start = request.computed
         count = min(most, request.known - start)
@@ -197,8 +220,7 @@ class Scheduler:
         missing = self.limits.full_pages(end) - len(request.full_pages)
         request.full_pages += self.full.take(missing)
         if self.limits.window_tokens:
-            last = -(-end // self.limits.window_page_tokens)
-            missing = last - request.window_first - len(request.window_pages)
+            missing = self.limits.window_ceiling(end) - request.window_first - len(request.window_pages)
             request.window_pages += self.window.take(missing)
 
     def _release_window(self, request: Request) -> None:

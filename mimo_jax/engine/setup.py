@@ -45,6 +45,8 @@ class EngineOptions:
     max_num_batched_tokens   prompt tokens computed in one step
     block_size               tokens in a page of the cache, both pools
     kv_cache_memory_bytes    bytes for both pools of the cache together
+    num_speculative_tokens   draft heads to use, each one more token to guess and verify a step; all that the model has
+                             by default, 0 for none
     seed                     of the random numbers of requests that bring no seed
     """
 
@@ -56,6 +58,7 @@ class EngineOptions:
     max_num_batched_tokens: int = 256
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
+    num_speculative_tokens: int | None = None
     seed: int = 0
     hf_overrides: dict[str, Any] | None = None
 
@@ -70,6 +73,9 @@ class EngineOptions:
             raise ValueError(f"seed={short(self.seed)}; a whole number is needed")
         if not isinstance(self.model, str | Path):
             raise ValueError(f"model={short(self.model)}; a path or a name is needed")
+        drafts = self.num_speculative_tokens
+        if drafts is not None and (isinstance(drafts, bool) or not isinstance(drafts, int) or drafts < 0):
+            raise ValueError(f"num_speculative_tokens={short(drafts)}; a whole number from 0 is needed")
         for name in ("max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "max_num_batched_tokens", "block_size"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -162,6 +168,9 @@ def make_limits(options: EngineOptions, config: ModelConfig, device: jax.Device)
         window_page_tokens=options.block_size,
         window_tokens=window or 0,
         has_full=LayerKind.FULL in config.kinds,
+        drafts=config.draft_heads,
+        full_lookahead=config.lookahead(LayerKind.FULL),
+        window_lookahead=config.lookahead(LayerKind.WINDOW),
     )
 
 
@@ -175,7 +184,7 @@ def pool_sizes(
     """
     window_pages = 0
     if limits.window_tokens:
-        decode, chunk = limits.window_pages(1), limits.window_pages(limits.prefill_tokens)
+        decode, chunk = limits.window_pages(1 + limits.drafts), limits.window_pages(limits.prefill_tokens)
         most = limits.window_ceiling(limits.max_model_tokens)
         window_pages = limits.max_seqs * min(decode, most) + limits.prefill_rows * min(chunk, most)
     full_page = page_bytes(config, LayerKind.FULL, options.block_size, dtype)

@@ -16,6 +16,7 @@ def paged_attention(
     *,
     scale: float,
     window_tokens: int | None,
+    first_position: int,
     sink: Array | None,
 ) -> Array:
     """Attention of a step's queries over the pages that their sequences own.
@@ -26,6 +27,7 @@ def paged_attention(
     first_page   [seqs] int32, the logical page of the table's first entry
     positions    [seqs, step] int32, of the queries
     lengths      [seqs] int32, tokens of the sequence that are in the pages; a row with 0 yields zeros
+    first_position  the first position that has keys at all; 0 but for the draft heads, which lag behind
     sink         [heads] or None: one logit a query head without a value, not scaled
 
     Returns [seqs, step, heads, v_dim] in the query's dtype. Softmax is in float32. What a page holds outside a
@@ -43,6 +45,7 @@ def paged_attention(
         lengths,
         scale=scale,
         window_tokens=window_tokens,
+        first_position=first_position,
         sink=sink,
     )
 

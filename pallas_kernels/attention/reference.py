@@ -17,6 +17,7 @@ def paged_attention_reference(
     *,
     scale: float,
     window_tokens: int | None,
+    first_position: int,
     sink: Array | None,
 ) -> Array:
     """See `api.paged_attention` for the shapes."""
@@ -28,7 +29,7 @@ def paged_attention_reference(
     keys = key_pages[page_table].reshape(seqs, context, kv_heads, head_dim)
     values = value_pages[page_table].reshape(seqs, context, kv_heads, v_dim)
     key_positions = first_page[:, None] * page + jnp.arange(context, dtype=jnp.int32)  # [seqs, context]
-    owned = key_positions < lengths[:, None]  # [seqs, context]
+    owned = (key_positions < lengths[:, None]) & (key_positions >= first_position)  # [seqs, context]
     # 0 * NaN is NaN: what no query may see has to be replaced, a probability of zero is not enough. Keys need it in the
     # backward pass.
     keys = jnp.where(owned[:, :, None, None], keys, 0)
@@ -36,7 +37,7 @@ def paged_attention_reference(
 
     grouped = query.reshape(seqs, step, kv_heads, heads // kv_heads, head_dim)
     logits = jnp.einsum("stkgd,sckd->skgtc", grouped, keys, preferred_element_type=jnp.float32) * scale
-    seen = visible(positions[:, :, None], key_positions[:, None, :], window_tokens) & owned[:, None, :]
+    seen = visible(positions[:, :, None], key_positions[:, None, :], window_tokens, first_position) & owned[:, None, :]
     logits = jnp.where(seen[:, None, None], logits, -jnp.inf)  # [seqs, kv_heads, group, step, context]
 
     top = logits.max(axis=-1, keepdims=True)

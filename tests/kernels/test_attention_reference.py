@@ -17,7 +17,7 @@ HEADS = KV_HEADS * GROUP
 SCALE = 0.31
 WINDOW = 5
 
-attention = jax.jit(paged_attention, static_argnames="window_tokens")
+attention = jax.jit(paged_attention, static_argnames=("window_tokens", "first_position"))
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ def paged(case: Case, *, poison: float = math.nan, seed: int = 1) -> np.ndarray:
         jnp.asarray([len(keys) for keys in case.keys], jnp.int32),
         scale=case.scale,
         window_tokens=case.window_tokens,
+        first_position=0,
         sink=None if case.sink is None else jnp.asarray(case.sink),
     )
     return np.asarray(out)
@@ -222,7 +223,7 @@ def test_shapes_that_do_not_fit_are_refused_by_name(message: str) -> None:
     integers = {"first_page": (2,), "positions": (2, 3), "lengths": (2,)}
     arrays |= {name: jnp.zeros(shape, jnp.int32) for name, shape in integers.items()}
     with pytest.raises(ValueError, match=message):
-        paged_attention(**arrays, scale=1.0, window_tokens=WINDOW)
+        paged_attention(**arrays, scale=1.0, window_tokens=WINDOW, first_position=0)
 
 
 def test_unowned_pages_do_not_reach_the_gradient() -> None:
@@ -242,6 +243,7 @@ def test_unowned_pages_do_not_reach_the_gradient() -> None:
             jnp.array([3]),
             scale=0.4,
             window_tokens=None,
+            first_position=0,
             sink=None,
         )
         return out.sum()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mimo_jax.inputs import SamplingInputs
-from mimo_jax.sampling import BANNED, TOP_LOGPROBS, Sampled, cut, sample
+from mimo_jax.sampling import BANNED, TOP_LOGPROBS, Sampled, accept, cut, sample
 
 VOCAB, WIDTH = 23, 26  # the last three columns pad the head
 ROWS = 2000
@@ -22,6 +22,9 @@ def inputs(rows: int, **values: Any) -> SamplingInputs:
         return np.broadcast_to(np.asarray(values.pop(name, neutral), dtype), (rows,)).copy()
 
     made = SamplingInputs(
+        given=np.ones(rows, np.int32),
+        following=np.full(rows, -1, np.int32),
+        banned_places=np.ones(rows, np.int32),
         temperature=column("temperature", 1.0, np.float32),
         top_k=column("top_k", 0, np.int32),
         top_p=column("top_p", 1.0, np.float32),
@@ -39,7 +42,8 @@ def draw(logits: np.ndarray, *, positions: np.ndarray | None = None, vocab: int 
     """`logits` [width], drawn at ROWS positions, or [rows, width]."""
     rows = np.broadcast_to(logits.astype(np.float32), (ROWS, WIDTH)) if logits.ndim == 1 else logits.astype(np.float32)
     places = np.arange(len(rows), dtype=np.int32) if positions is None else positions
-    return jax.tree.map(np.asarray, _sample(rows, inputs(len(rows), **values), places, vocab=vocab))
+    sampled = _sample(rows[:, None], inputs(len(rows), **values), places[:, None], vocab=vocab)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], sampled)
 
 
 def some_logits(seed: int = 0, spread: float = 1.5) -> np.ndarray:
@@ -228,3 +232,45 @@ def test_a_draw_depends_on_seed_choice_and_position_alone() -> None:
     assert (draw(logits, **row | {"seed": 124}).token != expected).mean() > 0.5
     assert (draw(logits, **row | {"choice": 3}).token != expected).mean() > 0.5
     assert len(np.unique(expected)) > 10
+
+
+def test_several_places_of_a_row_are_drawn_as_if_each_were_alone() -> None:
+    logits = np.random.default_rng(3).standard_normal((4, 3, WIDTH)).astype(np.float32)
+    positions = np.array([[5, 6, 7], [0, 1, 2], [40, 41, 42], [5, 6, 7]], np.int32)
+    options: dict[str, Any] = {"temperature": [0.0, 0.7, 1.3, 1.0], "top_k": [0, 4, 0, 9], "seed": [1, 2, 3, 1]}
+    banned = np.full((4, BANNED), WIDTH, np.int32)
+    banned[:, :20] = np.arange(20)
+    asked = inputs(4, banned=banned, top_logprobs=True, **options).replace(banned_places=np.array([0, 1, 2, 3]))
+    together = jax.tree.map(np.asarray, _sample(logits, asked, positions, vocab=VOCAB))
+    for place in range(3):
+        one = asked.replace(banned_places=(asked.banned_places > place).astype(np.int32))
+        alone = _sample(logits[:, place : place + 1], one, positions[:, place : place + 1], vocab=VOCAB)
+        jax.tree.map(
+            lambda several, single: np.testing.assert_array_equal(several[:, place], np.asarray(single)[:, 0]),
+            together,
+            alone,
+        )
+    assert (together.token[3] >= 20).all()  # banned at all three places
+    assert together.token[0, 0] == logits[0, 0, :VOCAB].argmax()
+
+
+def test_drafts_are_accepted_up_to_the_first_wrong_one() -> None:
+    #                     given | drafts          sampled            accepted, what follows
+    rows = [
+        ([9, 1, 2, 3], 4, 1, -1, [1, 2, 3, 4], 3, 4),
+        ([9, 1, 2, 3], 4, 1, -1, [1, 2, 8, 4], 2, 8),
+        ([9, 1, 2, 3], 4, 1, -1, [7, 2, 3, 4], 0, 7),
+        ([9, 1, 2, 3], 2, 1, -1, [1, 2, 3, 4], 1, 2),  # the last two tokens are not there
+        ([9, 1, 2, 3], 1, 1, -1, [1, 2, 3, 4], 0, 1),
+        ([9, 8, 2, 3], 4, 2, -1, [2, 3, 5, 6], 2, 5),
+        ([9, 8, 2, 3], 4, 4, -1, [2, 3, 5, 6], 0, 2),
+        ([9, 8, 2, 3], 4, 4, 6, [2, 3, 5, 6], 0, 6),  # ends inside its prompt
+        ([0, 0, 0, 0], 0, 0, -1, [0, 0, 0, 0], 0, 0),  # padding
+    ]
+    tokens, counts, given, following, sampled, accepted, after = (
+        np.array(column) for column in zip(*rows, strict=True)
+    )
+    asked = inputs(len(rows)).replace(given=given, following=following)
+    got = accept(tokens, sampled, counts, asked)
+    assert np.asarray(got[0]).tolist() == accepted.tolist()
+    assert np.asarray(got[1]).tolist() == after.tolist()

@@ -46,7 +46,7 @@ def check_refused(server: Server, path: str, body: Json, param: str) -> None:
     headers = {"content-type": "application/json"}
     start = time.monotonic()
     response = server.http.post(path, content=json.dumps(body), headers=headers)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 30  # milliseconds on an idle machine; not minutes for the largest bodies
     error = check_error(response, 400)
     assert str(error["param"]).startswith(param)
     check_still_good(server)

