@@ -4,7 +4,7 @@ The layer kinds are read from `hybrid_layer_pattern` (0 full, 1 window), the FFN
 gives both published patterns.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mimo_jax.config import AttentionDims, FfnKind, LayerKind, ModelConfig, MoeDims, MtpDims
 from mimo_jax.families.family import Family, rope_from_hf
@@ -87,9 +87,9 @@ def _fp8_block(reader: ConfigReader) -> tuple[int, int] | None:
     `store_dtype` says "mxfp4" where the experts are (V2.6). Which tensors are what is not read from here: see
     `families.source.weight`.
     """
-    if not reader.present("quantization_config"):
+    values: dict[str, Any] = reader.optional("quantization_config", dict, {})
+    if not values:
         return None
-    values = reader.require("quantization_config", dict)
     nested = ConfigReader(values, reader.where("quantization_config"))
     nested.require("quant_method", str)
     nested.expect("quant_method", "fp8")
