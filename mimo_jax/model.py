@@ -1,6 +1,7 @@
 """The decoder: embedding, layers, final norm. A pure function over frozen trees."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +72,7 @@ def trunk(
             config=config,
         )
         new_layers.append(layer_cache)
-    return x, cache.replace(layers=tuple(new_layers))
+    return x, replace(cache, layers=tuple(new_layers))
 
 
 def decoder_layer(

@@ -13,11 +13,12 @@ rotary angles differ by a constant, which drops out). So a page depends on no to
 the trunk's, and what was stored for a wrong draft is written anew with the token that came instead. Head j has nothing
 at the first 1 + j positions.
 
-Source: MiMo-V2-Flash technical report, section 2.3, as SGLang runs it (every head is fed the trunk's hidden state behind
-the final norm); llama.cpp chains the heads instead (`MtpDims.chained`).
+Source: MiMo-V2-Flash technical report, section 2.3, as SGLang runs it (every head is fed the trunk's hidden state,
+behind the final norm); llama.cpp chains the heads instead (`MtpDims.chained`).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ def store_hidden(cache: Cache, inputs: StepInputs, hidden: Array, *, config: Mod
     positions = inputs.starts[:, None] + jnp.arange(step, dtype=jnp.int32)
     valid = jnp.arange(step) < inputs.counts[:, None]
     pages = write_pages(cache.hidden[0], _view(cache, inputs, positions, valid, config), hidden)
-    return cache.replace(hidden=(pages, *cache.hidden[1:]))
+    return replace(cache, hidden=(pages, *cache.hidden[1:]))
 
 
 def draft(
@@ -119,7 +120,7 @@ def _run_head(
     states = cache.hidden
     if mtp.chained and index + 1 < mtp.heads:
         states = (*states[: index + 1], write_pages(states[index + 1], own, x), *states[index + 2 :])
-    return x, cache.replace(mtp=(*cache.mtp[:index], layer_cache, *cache.mtp[index + 1 :]), hidden=states)
+    return x, replace(cache, mtp=(*cache.mtp[:index], layer_cache, *cache.mtp[index + 1 :]), hidden=states)
 
 
 def _combine(head: MtpHead, embedding: Array, hidden: Array, positions: Array, config: ModelConfig) -> Array:

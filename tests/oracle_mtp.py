@@ -1,7 +1,7 @@
 """The draft heads of MiMo-V2 a second time, in NumPy, on top of `tests/oracle.py`: no cache, no slots, no steps.
 
 As the report tells it: head i at position t joins the trunk's hidden state of t, behind the final norm, with the token
-i + 1 places ahead, and says what stands i + 2 places ahead. `chained` heads take their predecessor's state at t instead.
+i + 1 places ahead, and says what stands i + 2 places ahead. `chained` heads take their predecessor's state at t.
 """
 
 from __future__ import annotations

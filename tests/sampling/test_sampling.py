@@ -1,5 +1,6 @@
 """The device's choice: the cut against a sort, draws against the plain softmax, and what can never be drawn."""
 
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -245,11 +246,8 @@ def test_several_places_of_a_row_are_drawn_as_if_each_were_alone() -> None:
     for place in range(3):
         one = asked.replace(banned_places=(asked.banned_places > place).astype(np.int32))
         alone = _sample(logits[:, place : place + 1], one, positions[:, place : place + 1], vocab=VOCAB)
-        jax.tree.map(
-            lambda several, single: np.testing.assert_array_equal(several[:, place], np.asarray(single)[:, 0]),
-            together,
-            alone,
-        )
+        this_place = jax.tree.map(itemgetter((slice(None), slice(place, place + 1))), together)
+        jax.tree.map(np.testing.assert_array_equal, this_place, alone)
     assert (together.token[3] >= 20).all()  # banned at all three places
     assert together.token[0, 0] == logits[0, 0, :VOCAB].argmax()
 
@@ -274,3 +272,22 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one() -> None:
     got = accept(tokens, sampled, counts, asked)
     assert np.asarray(got[0]).tolist() == accepted.tolist()
     assert np.asarray(got[1]).tolist() == after.tolist()
+
+
+def test_tokens_that_drafts_bring_have_the_models_distribution() -> None:
+    """Two tokens a row, the second only behind an accepted draft: each pair as often as drawing one by one gives it."""
+    first, second = (softmax(some_logits(seed, 1.0)[:5]) for seed in (1, 2))
+    logits = np.full((ROWS, 2, WIDTH), -np.inf, np.float32)
+    logits[:, 0, :5], logits[:, 1, :5] = np.log(first), np.log(second)
+    for draft in range(5):
+        asked = inputs(ROWS, seed=np.arange(ROWS) + 10_000 * draft)
+        positions = np.broadcast_to(np.array([8, 9], np.int32), (ROWS, 2))
+        token = _sample(logits, asked, positions, vocab=VOCAB).token
+        tokens = np.broadcast_to(np.array([3, draft], np.int32), (ROWS, 2))
+        accepted, following = accept(tokens, token, np.full(ROWS, 2), asked)
+        assert_drawn_from(np.asarray(token[:, 0]), np.pad(first, (0, WIDTH - 5)))
+        stands = np.asarray(accepted) == 1
+        assert np.array_equal(stands, np.asarray(token[:, 0]) == draft)
+        assert_drawn_from(np.asarray(following)[stands], np.pad(second, (0, WIDTH - 5)))
+        with pytest.raises(AssertionError):  # a bonus drawn from the wrong place would show
+            assert_drawn_from(np.asarray(following)[stands], np.pad(first, (0, WIDTH - 5)))
