@@ -21,4 +21,10 @@ HF_FAMILIES: dict[str, Family] = {
 }
 
 # GGUF's general.architecture -> family
-GGUF_FAMILIES: dict[str, Family] = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "gemma3": GEMMA3}
+GGUF_FAMILIES: dict[str, Family] = {
+    "llama": LLAMA,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "gemma3": GEMMA3,
+    "mimo2": MIMO_V2,
+}

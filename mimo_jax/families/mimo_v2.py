@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from mimo_jax.config import AttentionDims, FfnKind, LayerKind, ModelConfig, MoeDims, MtpDims
 from mimo_jax.families.family import Family, rope_from_hf
+from mimo_jax.families.mimo_v2_gguf import config_from_gguf, gguf_sources
 from mimo_jax.families.mimo_v2_sources import Layout, draft_heads, hf_sources
 from mimo_jax.families.reader import HF_IGNORED, ConfigReader
 from mimo_jax.families.source import Forms
@@ -139,4 +140,4 @@ def _hf_sources(config: ModelConfig, reader: ConfigReader, forms: Forms) -> Para
     return hf_sources(config, Layout(forms, fused, _fp8_block(reader)))
 
 
-MIMO_V2 = Family(_config_from_hf, _hf_sources, ignored_tensors=_IGNORED_TENSORS)
+MIMO_V2 = Family(_config_from_hf, _hf_sources, config_from_gguf, gguf_sources, ignored_tensors=_IGNORED_TENSORS)
