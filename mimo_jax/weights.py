@@ -61,6 +61,11 @@ FORMATS = (Fp8Block, MxFp4, Int8)
 Weight = Any  # an array, or one of FORMATS
 
 
+def is_format(node: Any) -> bool:
+    """Where a walk over a parameter tree stops, to have whole weights for leaves (`is_leaf`)."""
+    return isinstance(node, FORMATS)
+
+
 def widen(weight: Weight, dtype: Any) -> Array:
     """The weight as one array. A plain one is returned as it is, whatever its dtype."""
     if isinstance(weight, Fp8Block):

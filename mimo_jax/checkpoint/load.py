@@ -19,11 +19,10 @@ from tqdm import tqdm
 from mimo_jax.checkpoint.checkpoint import Checkpoint
 from mimo_jax.checkpoint.numbers import quantise
 from mimo_jax.checkpoint.rows import Read, float_rows, read_rows, read_slice
-from mimo_jax.checkpoint.specs import is_weight
 from mimo_jax.errors import CheckpointError
 from mimo_jax.families.source import Source
 from mimo_jax.params import ArraySpec, Params
-from mimo_jax.weights import Fp8Block, Int8
+from mimo_jax.weights import Fp8Block, Int8, is_format
 from sharding import Rules, array_sharding
 
 _BLOCK_BYTES = 16 << 20
@@ -45,8 +44,8 @@ def load_params(
     """
     specs = checkpoint.specs(dtype, quantization)
     total = sum(spec.size_bytes for spec in jax.tree.leaves(specs))
-    targets, tree = jax.tree.flatten(specs, is_leaf=is_weight)
-    sources = jax.tree.leaves(checkpoint.sources, is_leaf=is_weight)
+    targets, tree = jax.tree.flatten(specs, is_leaf=is_format)
+    sources = jax.tree.leaves(checkpoint.sources, is_leaf=is_format)
     weights: list[Any] = []
     with tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=not progress) as bar:
 

@@ -8,22 +8,17 @@ import jax.numpy as jnp
 
 from mimo_jax.config import ModelConfig
 from mimo_jax.params import ArraySpec, Params, param_specs
-from mimo_jax.weights import FORMATS, MXFP4_GROUP, Fp8Block, Int8, MxFp4
+from mimo_jax.weights import MXFP4_GROUP, Fp8Block, Int8, MxFp4
 
 # The name -> columns that share a factor; None: all of a row. One factor a row is the default of "int8": a row then
 # needs no more than one multiplication behind its product.
 INT8_GROUPS: dict[str, int | None] = {"int8": None, "int8-g128": 128}
-DEQUANTISE = "dequantize"
+DEQUANTISE = "dequantise"
 QUANTIZATIONS = (None, *INT8_GROUPS, DEQUANTISE)
 
 # What int8 is for. Embedding and head stay as they are: a row of the embedding is read and not multiplied, and an error
 # in the head goes straight into the logits. So do router, norms and sinks: they are small, and decide.
 _MATRICES = frozenset(("query", "key", "value", "output", "gate", "up", "down", "projection"))
-
-
-def is_weight(node: Any) -> bool:
-    """Where the walk over a parameter tree stops for one whole weight."""
-    return isinstance(node, FORMATS)
 
 
 def stored_specs(config: ModelConfig, sources: Params, dtype: Any) -> Params:
@@ -35,7 +30,7 @@ def target_specs(config: ModelConfig, sources: Params, dtype: Any, quantization:
     """Specs of what `load_params` makes.
 
     quantization   None: each weight in the format it is stored in; "int8", "int8-g128": matrices and experts in int8;
-                   "dequantize": everything plain, with `dtype`
+                   "dequantise": everything plain, with `dtype`
     """
     if quantization not in QUANTIZATIONS:
         names = ", ".join(repr(name) for name in QUANTIZATIONS)

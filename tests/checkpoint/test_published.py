@@ -14,9 +14,8 @@ from mimo_jax import Params
 from mimo_jax.checkpoint.checkpoint import open_checkpoint
 from mimo_jax.checkpoint.load import load_params
 from mimo_jax.checkpoint.numbers import dequantise
-from mimo_jax.checkpoint.specs import is_weight
 from mimo_jax.params import MtpHead
-from mimo_jax.weights import Fp8Block, Int8, MxFp4, widen
+from mimo_jax.weights import Fp8Block, Int8, MxFp4, is_format, widen
 from sharding import Rules, make_mesh
 from tests import tiny
 from tests.checkpoint.forward import logits
@@ -39,7 +38,7 @@ def assert_same(got: Params, wanted: Params) -> None:
 
 
 def widened(params: Params, how: Callable[[Any], Any]) -> Params:
-    return jax.tree.map(how, params, is_leaf=is_weight)
+    return jax.tree.map(how, params, is_leaf=is_format)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ def test_weights_mean_exactly_what_the_layout_says(name: str, made: Callable[[st
     model = made(name)
     wanted = load(write_truth(tmp_path, model))
     kept = load(model.folder)
-    assert_same(load(model.folder, "dequantize"), wanted)
+    assert_same(load(model.folder, "dequantise"), wanted)
     assert_same(widened(kept, lambda weight: dequantise(jax.tree.map(np.asarray, weight))), wanted)
     assert_same(widened(kept, lambda weight: widen(weight, jnp.float32)), wanted)
 
@@ -77,7 +76,7 @@ def test_the_model_computes_in_the_stored_format(name: str, made: Callable[[str]
 
 def test_two_published_layouts_of_one_model_load_to_one_model(made: Callable[[str], Published]) -> None:
     """V2-Flash's three tensors and V2.5's chunks hold the same numbers; V2.6 says its factors in two ways."""
-    assert_same(load(made("flash").folder, "dequantize"), load(made("v2.5").folder, "dequantize"))
+    assert_same(load(made("flash").folder, "dequantise"), load(made("v2.5").folder, "dequantise"))
     assert_same(load(made("v2.6").folder), load(made("v2.6 float").folder))
 
 
@@ -101,7 +100,7 @@ def test_weights_are_as_close_to_the_floats_as_the_format_allows(
 
 
 def kinds(params: Params) -> set[type]:
-    return {type(weight) for weight in jax.tree.leaves(params, is_leaf=is_weight) if is_weight(weight)}
+    return {type(weight) for weight in jax.tree.leaves(params, is_leaf=is_format) if is_format(weight)}
 
 
 def test_what_a_tensor_is_decides_how_it_is_kept(made: Callable[[str], Published]) -> None:
@@ -121,7 +120,7 @@ def test_what_a_tensor_is_decides_how_it_is_kept(made: Callable[[str], Published
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("quantization", [None, "int8", "int8-g128", "dequantize"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int8-g128", "dequantise"])
 def test_what_is_loaded_is_what_was_announced(
     name: str, quantization: str | None, made: Callable[[str], Published]
 ) -> None:
@@ -135,12 +134,12 @@ def test_what_is_loaded_is_what_was_announced(
 def test_int8_is_symmetric_and_rounded_to_nearest(made: Callable[[str], Published]) -> None:
     """Of every kind of source: floats, fp8 and mxfp4, experts and projections that several pieces make."""
     for name in ("bf16", "v2.5", "v2.6"):
-        exact = load(made(name).folder, "dequantize")
+        exact = load(made(name).folder, "dequantise")
         for quantization, group in (("int8", None), ("int8-g128", 128)):
             small = load(made(name).folder, quantization)
             assert kinds(small) == {Int8}
-            for weight, wanted in zip(jax.tree.leaves(small, is_leaf=is_weight), jax.tree.leaves(exact), strict=True):
-                if not is_weight(weight):
+            for weight, wanted in zip(jax.tree.leaves(small, is_leaf=is_format), jax.tree.leaves(exact), strict=True):
+                if not is_format(weight):
                     np.testing.assert_array_equal(weight, wanted)  # norms, sinks, router, embedding, head
                     continue
                 columns = wanted.shape[-1]
@@ -156,7 +155,7 @@ def test_int8_is_symmetric_and_rounded_to_nearest(made: Callable[[str], Publishe
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_draft_head_has_weights_of_its_own(name: str, made: Callable[[str], Published]) -> None:
-    params = load(made(name).folder, "dequantize")
+    params = load(made(name).folder, "dequantise")
     assert len(params.mtp) == 3
     for one in range(3):
         for two in range(one):
@@ -166,7 +165,7 @@ def test_every_draft_head_has_weights_of_its_own(name: str, made: Callable[[str]
 
 def test_a_draft_head_s_tensors_are_where_they_belong(made: Callable[[str], Published]) -> None:
     model = made("pro")
-    heads = load(model.folder, "dequantize").mtp
+    heads = load(model.folder, "dequantise").mtp
     for index, head in enumerate(heads):
         assert isinstance(head, MtpHead)
         wanted = {
@@ -254,4 +253,4 @@ def test_a_mistake_in_the_layout_would_show(
     right, got = (logits(load(folder), config, ids) for folder in (model.folder, wrong))
     assert np.abs(right - got).max() > MISTAKE
     with pytest.raises(AssertionError):
-        assert_same(load(wrong, "dequantize"), load(model.folder, "dequantize"))
+        assert_same(load(wrong, "dequantise"), load(model.folder, "dequantise"))
