@@ -1,4 +1,4 @@
-"""The `mimo-jax` command: generate, chat, batch, serve."""
+"""The `mimo-jax` command: generate, chat, batch, serve, inspect."""
 
 import argparse
 import dataclasses
@@ -14,6 +14,8 @@ from typing import Any
 from mimo_jax.engine.scheduler import Limits
 from mimo_jax.engine.setup import EngineOptions, Load, load_engine
 from mimo_jax.errors import CheckpointError, RequestError
+from mimo_jax.families.mimo_v2_published import PUBLISHED
+from mimo_jax.inspect import as_text, inspect_model
 from mimo_jax.llm import LLM
 from mimo_jax.models import BUILT_IN
 from mimo_jax.outputs import RequestOutput
@@ -47,10 +49,18 @@ def _generate(options: argparse.Namespace) -> int:
         print(json.dumps(_as_json(output, options.prompt), ensure_ascii=False))
         return 0
     for update in llm.stream(prompt, params):
-        text = update.text if llm.tokenizer is not None else f"{update.token_ids[0]} "
+        text = update.text if llm.tokenizer is not None else "".join(f"{token} " for token in update.token_ids)
         print(text, end="", flush=True)
     print()
+    _report_drafts(llm)
     return 0
+
+
+def _report_drafts(llm: LLM) -> None:
+    metrics = llm.draft_metrics
+    if metrics.steps:
+        length = f"{metrics.mean_accepted_length:.2f} tokens a step"
+        print(f"draft heads: {metrics.accepted} of {metrics.drafts} drafts stood, {length}", file=sys.stderr)
 
 
 def _chat(options: argparse.Namespace) -> int:
@@ -95,6 +105,12 @@ def _serve(options: argparse.Namespace) -> int:
     engine_options = EngineOptions(**_engine_arguments(options))
     name = options.served_model_name or options.model
     _serve_module("app").run_server(engine_options, host=options.host, port=options.port, served_model_name=name)
+    return 0
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    summary = inspect_model(options.model, hf_overrides=options.hf_overrides)
+    print(json.dumps(dataclasses.asdict(summary), indent=2) if options.json else as_text(summary))
     return 0
 
 
@@ -210,6 +226,15 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", type=int, default=8000)
     serve.add_argument("--served-model-name", help="the name that requests use; MODEL as given by default")
     serve.set_defaults(run=_serve)
+
+    inspect = commands.add_parser("inspect", help="say what a model is and how big, from its headers alone")
+    published = ", ".join(PUBLISHED)
+    inspect.add_argument("model", metavar="MODEL", help=f"as for the other commands, or a name alone: {published}")
+    inspect.add_argument("--json", action="store_true", help="print one JSON object")
+    inspect.add_argument(
+        "--hf-overrides", type=_json_object, help="JSON object whose keys replace those of config.json"
+    )
+    inspect.set_defaults(run=_inspect)
     return parser
 
 
@@ -226,6 +251,10 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-cache-memory-bytes", type=int, help="bytes for the cache; from the free memory by default"
     )
+    parser.add_argument(
+        "--num-speculative-tokens", type=int, help="draft heads to use; all that the model has by default, 0 for none"
+    )
+    parser.add_argument("--quantization", help="int8, int8-g128 or dequantize; weights stay as stored by default")
     parser.add_argument("--hf-overrides", type=_json_object, help="JSON object whose keys replace those of config.json")
 
 

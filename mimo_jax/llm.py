@@ -12,6 +12,7 @@ from tqdm import tqdm
 from mimo_jax.engine.engine import Engine, Update
 from mimo_jax.engine.request import Request
 from mimo_jax.engine.setup import EngineOptions, load_engine
+from mimo_jax.engine.speculation import DraftMetrics
 from mimo_jax.errors import RequestError, short
 from mimo_jax.outputs import RequestOutput, completion, prompt_logprobs
 from mimo_jax.sampling_params import SamplingParams
@@ -41,6 +42,7 @@ class LLM:
         max_num_batched_tokens: int = 256,
         block_size: int = 16,
         kv_cache_memory_bytes: int | None = None,
+        num_speculative_tokens: int | None = None,
         seed: int = 0,
         hf_overrides: dict[str, Any] | None = None,
         progress: bool = True,
@@ -54,6 +56,7 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             block_size=block_size,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
+            num_speculative_tokens=num_speculative_tokens,
             seed=seed,
             hf_overrides=hf_overrides,
         )
@@ -70,6 +73,11 @@ class LLM:
         self.engine = engine
         self._progress = progress
         self._counter = itertools.count()
+
+    @property
+    def draft_metrics(self) -> DraftMetrics:
+        """What the draft heads guessed and how much of it stood, since the model was loaded."""
+        return self.engine.speculation.metrics
 
     @property
     def tokenizer(self) -> Any:

@@ -47,10 +47,10 @@ def sample(logits: Array, sampling: SamplingInputs, positions: Array, *, vocab: 
     banned = jnp.where(
         (jnp.arange(places) < sampling.banned_places[:, None])[:, :, None], sampling.banned[:, None], logits.shape[-1]
     )  # [seqs, places, BANNED]; "none" lies outside the row
-    each = jax.tree.map(lambda leaf: jnp.repeat(leaf, places, axis=0), replace(sampling, top_logprobs=None))
+    each = jax.tree.map(lambda leaf: jnp.repeat(leaf, places, axis=0) if leaf.ndim else leaf, sampling)
     sampled = _sample_rows(
         mask_padding(logits.reshape(seqs * places, -1), vocab),
-        replace(each, banned=banned.reshape(seqs * places, -1), top_logprobs=sampling.top_logprobs),
+        replace(each, banned=banned.reshape(seqs * places, -1)),
         positions.reshape(-1),
     )
     return jax.tree.map(lambda leaf: leaf.reshape(seqs, places, *leaf.shape[1:]), sampled)

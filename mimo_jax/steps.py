@@ -26,7 +26,7 @@ from mimo_jax.inputs import SamplingInputs, StepInputs
 from mimo_jax.layers import rms_norm, unembed
 from mimo_jax.model import decoder_layer, trunk
 from mimo_jax.mtp import draft, store_hidden
-from mimo_jax.params import ArraySpec, Params, param_specs
+from mimo_jax.params import ArraySpec, Params
 from mimo_jax.sampling import BANNED, Sampled, accept, describe, mask_padding, sample
 from mimo_jax.window_pages import window_table_pages
 from sharding import Rules, array_sharding
@@ -115,11 +115,12 @@ class Steps:
     """Compiled steps of one model on one mesh. Thread-safe; holds no weights and no cache."""
 
     config: ModelConfig
+    specs: Params  # of the weights, in whatever format they are kept
     sizes: PoolSizes
     mesh: Mesh
     rules: Rules
     vocab: int  # ids from here on pad the head
-    weights_dtype: Any
+    dtype: Any  # of activations
     cache_dtype: Any
     compiler_options: Mapping[str, Any] = field(default_factory=dict)
     late_compiles: int = 0
@@ -214,8 +215,8 @@ class Steps:
         return job
 
     def _compile(self, key: Any) -> Any:
-        params = self._shapes(param_specs(self.config, self.weights_dtype))
-        hidden = jax.ShapeDtypeStruct((SCORE_ROWS, self.config.embed), self.weights_dtype)
+        params = self._shapes(self.specs)
+        hidden = jax.ShapeDtypeStruct((SCORE_ROWS, self.config.embed), self.dtype)
         if key == "score":
             targets = jax.ShapeDtypeStruct((SCORE_ROWS,), jnp.int32)
             return jax.jit(partial(score_rows, vocab=self.vocab)).lower(params, hidden, targets).compile()

@@ -38,6 +38,8 @@ class Checkpoint:
     read: Read
     forms: Forms = field(default_factory=dict, repr=False)  # what is there
     skipped: dict[str, int] = field(default_factory=dict)  # prefixes that are knowingly not loaded: tensors
+    # A quicker way to all arrays of the given specs, which are in the formats of `sources` (converted models).
+    restore: Callable[[Params, Mesh, Rules], Params] | None = None
 
     def specs(self, dtype: Any, quantization: str | None = None) -> Params:
         """Specs of what `load_params` makes of it; see `target_specs` for the kinds of quantization."""
@@ -64,6 +66,10 @@ def open_checkpoint(path: Path, *, hf_overrides: dict[str, Any] | None = None) -
 
     Raises CheckpointError naming the file, key or tensor that is wrong.
     """
+    if (path / CONVERTED).is_file():
+        if hf_overrides:
+            raise CheckpointError(f"{path}: hf_overrides apply to the model that was converted; this is what it became")
+        return open_converted(path)
     if path.is_dir():
         return _open_folder(path, hf_overrides or {})
     if path.suffix != ".gguf":

@@ -23,7 +23,7 @@ _MATRICES = frozenset(("query", "key", "value", "output", "gate", "up", "down", 
 
 def stored_specs(config: ModelConfig, sources: Params, dtype: Any) -> Params:
     """Specs in the formats that the sources are stored in; plain matrices have `dtype`."""
-    return jax.tree.map(_stored, param_specs(config, dtype), sources)
+    return jax.tree.map(in_format, param_specs(config, dtype), sources)
 
 
 def target_specs(config: ModelConfig, sources: Params, dtype: Any, quantization: str | None) -> Params:
@@ -51,17 +51,21 @@ def _matrices(specs: Params, change: Callable[[ArraySpec], Any]) -> Params:
 def _as_int8(group: int | None) -> Callable[[ArraySpec], Int8]:
     def change(spec: ArraySpec) -> Int8:
         columns = spec.shape[-1]
-        size = columns if group is None else min(group, columns)
-        return Int8(_like(spec, spec.shape, jnp.int8), _like(spec, _blocks(spec.shape, 1, size), jnp.float32), size)
+        made: Int8 = in_format(spec, Int8(None, None, columns if group is None else min(group, columns)))
+        return made
 
     return change
 
 
-def _stored(spec: ArraySpec, source: Any) -> Any:
-    if isinstance(source, Fp8Block):
+def in_format(spec: ArraySpec, like: Any) -> Any:
+    """The specs of a weight in the format that `like` has; whatever is no format stands for a plain array."""
+    if isinstance(like, Fp8Block):
         values = _like(spec, spec.shape, jnp.float8_e4m3fn)
-        return Fp8Block(values, _like(spec, _blocks(spec.shape, *source.block), jnp.float32), source.block)
-    if isinstance(source, MxFp4):
+        return Fp8Block(values, _like(spec, _blocks(spec.shape, *like.block), jnp.float32), like.block)
+    if isinstance(like, Int8):
+        scale = _like(spec, _blocks(spec.shape, 1, like.group), jnp.float32)
+        return Int8(_like(spec, spec.shape, jnp.int8), scale, like.group)
+    if isinstance(like, MxFp4):
         packed = _like(spec, _blocks(spec.shape, 1, 2), jnp.uint8)
         return MxFp4(packed, _like(spec, _blocks(spec.shape, 1, MXFP4_GROUP), jnp.uint8))
     return spec

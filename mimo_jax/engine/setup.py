@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from mimo_jax.cache import PoolSizes, page_bytes
 from mimo_jax.checkpoint.checkpoint import open_checkpoint
 from mimo_jax.checkpoint.load import load_params
+from mimo_jax.checkpoint.specs import QUANTIZATIONS
 from mimo_jax.config import LayerKind, ModelConfig
 from mimo_jax.engine.buckets import Ladder, make_ladder
 from mimo_jax.engine.engine import Engine
@@ -39,7 +40,9 @@ class EngineOptions:
 
     dtype                    "auto" (float32 on a CPU, where XLA's bfloat16 is slower; else bfloat16), "float32",
                              "bfloat16"
-    quantization             None: the only one so far
+    quantization             None: weights stay in the format they are stored in. "int8" (a factor for each output
+                             channel) and "int8-g128" (for each 128 inputs) re-quantise them while loading;
+                             "dequantize" widens them
     max_model_len            tokens of a sequence at most, prompt and output; the model's own context by default
     max_num_seqs             sequences that run at once; 8 on a CPU, else 64
     max_num_batched_tokens   prompt tokens computed in one step
@@ -65,8 +68,9 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *_DTYPES):
             raise ValueError(f"dtype={self.dtype!r}; 'auto', 'float32' and 'bfloat16' are possible")
-        if self.quantization is not None:
-            raise ValueError(f"quantization={self.quantization!r}; None alone is supported")
+        if self.quantization not in QUANTIZATIONS:
+            names = ", ".join(repr(name) for name in QUANTIZATIONS)
+            raise ValueError(f"quantization={short(self.quantization)}; {names} are possible")
         if self.hf_overrides is not None and not isinstance(self.hf_overrides, dict):
             raise ValueError(f"hf_overrides={short(self.hf_overrides)}; an object of config.json keys is needed")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
@@ -110,6 +114,8 @@ def load_engine(
     path = resolve_model(options.model)
     checkpoint = open_checkpoint(path, hf_overrides=options.hf_overrides)
     tokenizer = load_tokenizer(path)
+    if options.num_speculative_tokens is not None:
+        checkpoint = checkpoint.with_draft_heads(options.num_speculative_tokens)
     config = checkpoint.config
     device = jax.devices()[0]
     dtype = _DTYPES[_auto_dtype(device) if options.dtype == "auto" else options.dtype]
@@ -120,11 +126,12 @@ def load_engine(
     load = None if expect is None else expect(tokenizer, limits)
     steps = Steps(
         config,
+        checkpoint.specs(dtype, options.quantization),
         sizes,
         mesh,
         rules,
         vocab,
-        weights_dtype=dtype,
+        dtype=dtype,
         cache_dtype=dtype,
         compiler_options=QUICK_START.get(device.platform, {}) if load is not None and load.alone else {},
     )
@@ -134,7 +141,7 @@ def load_engine(
     warm_up = partial(steps.warm_up, scoring=load is not None and load.scoring, progress=progress)
     with ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(warm_up, first)
-        params = load_params(checkpoint, dtype, mesh, rules, progress=progress)
+        params = load_params(checkpoint, dtype, mesh, rules, quantization=options.quantization, progress=progress)
         compiling.result()
     steps.warm_up(rest, wait=False)
     return Engine(params, steps, limits, ladder, tokenizer=tokenizer, seed=options.seed)

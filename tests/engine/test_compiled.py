@@ -137,7 +137,7 @@ def decode_cost(kinds: str, tokens: int) -> dict[str, int]:
     config = only(kinds)
     pages = -(-tokens // 16)
     sizes = PoolSizes(2 * 1250 + 1, 9)
-    steps = Steps(config, sizes, make_mesh(jax.devices()[0]), Rules(), config.vocab, jnp.float32, jnp.float32)
+    steps = Steps(config, param_specs(config, jnp.float32), sizes, make_mesh(jax.devices()[0]), Rules(), config.vocab, jnp.float32, jnp.float32)
     inputs, _ = steps.input_shapes(Bucket(2, 1, pages))
     specs = (param_specs(config, jnp.float32), cache_specs(config, sizes, jnp.float32))
     params, cache = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), specs)

@@ -16,7 +16,7 @@ from mimo_jax.engine.engine import Engine
 from mimo_jax.engine.scheduler import Limits
 from mimo_jax.engine.setup import EngineOptions, make_limits, pool_sizes
 from mimo_jax.engine.speculation import Speculation
-from mimo_jax.params import Params, init_params
+from mimo_jax.params import Params, init_params, param_specs
 from mimo_jax.steps import Steps
 from sharding import Rules, make_mesh
 from tests.engine.helpers import assert_idle, run_to_end, start
@@ -32,7 +32,7 @@ def make_engine(params: Params, config: Any) -> Engine:
     device = jax.devices()[0]
     limits = make_limits(OPTIONS, config, device)
     sizes = pool_sizes(OPTIONS, config, limits, device, jnp.float32)
-    steps = Steps(config, sizes, make_mesh(device), Rules(), config.vocab, jnp.float32, jnp.float32)
+    steps = Steps(config, param_specs(config, jnp.float32), sizes, make_mesh(device), Rules(), config.vocab, jnp.float32, jnp.float32)
     engine = Engine(params, steps, limits, make_ladder(limits))
     engine.warm_up(4, 70, 96, scoring=True, progress=False)
     return engine
