@@ -69,7 +69,7 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any], source: Path) -> Tokeni
     contradict each other.
     """
     model = metadata.get("tokenizer.ggml.model")
-    if model is None:
+    if model is None or model == "none":  # llama.cpp's word for a file without a vocabulary
         return None
     if model not in ("gpt2", "llama"):
         raise CheckpointError(f"{source}: tokenizer.ggml.model is {model!r}; gpt2 and llama are read")

@@ -25,6 +25,7 @@ def main() -> int:
             ["tests.references.make_gemma_transformers", *models[2:]],
             ["tests.references.make_tokenizer_ids", *models],
             ["tests.references.make_llama_cpp", *models],
+            ["tests.references.make_mimo2"],
         ]
         codes = [_run([*command, *check]) for command in commands]
     return 1 if any(codes) else 0
