@@ -1,4 +1,4 @@
-"""The `mimo-jax` command: generate, chat, batch, serve, inspect."""
+"""The `mimo-jax` command: generate, chat, batch, serve, inspect, convert."""
 
 import argparse
 import dataclasses
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mimo_jax.convert import convert_model
 from mimo_jax.engine.scheduler import Limits
 from mimo_jax.engine.setup import EngineOptions, Load, load_engine
 from mimo_jax.errors import CheckpointError, RequestError
@@ -21,6 +22,8 @@ from mimo_jax.models import BUILT_IN
 from mimo_jax.outputs import RequestOutput
 from mimo_jax.sampling_params import SamplingParams
 from mimo_jax.text import Tokenizer
+
+_QUANTIZATION = "int8, int8-g128 or dequantise; weights stay as stored by default"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,6 +114,12 @@ def _serve(options: argparse.Namespace) -> int:
 def _inspect(options: argparse.Namespace) -> int:
     summary = inspect_model(options.model, hf_overrides=options.hf_overrides)
     print(json.dumps(dataclasses.asdict(summary), indent=2) if options.json else as_text(summary))
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    progress = _on_terminal(sys.stderr)
+    convert_model(options.model, options.out, dtype=options.dtype, quantization=options.quantization, progress=progress)
     return 0
 
 
@@ -235,6 +244,13 @@ def _parser() -> argparse.ArgumentParser:
         "--hf-overrides", type=_json_object, help="JSON object whose keys replace those of config.json"
     )
     inspect.set_defaults(run=_inspect)
+
+    convert = commands.add_parser("convert", help="write a model in the form it is computed in, to open it quickly")
+    convert.add_argument("model", metavar="MODEL", help="as for the other commands")
+    convert.add_argument("out", metavar="OUT", type=Path, help="a new folder; it is a MODEL for every command")
+    convert.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    convert.add_argument("--quantization", help=_QUANTIZATION)
+    convert.set_defaults(run=_convert)
     return parser
 
 

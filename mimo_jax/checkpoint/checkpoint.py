@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from mimo_jax.checkpoint import gguf, safetensors
 from mimo_jax.checkpoint.rows import Read
@@ -21,10 +22,13 @@ from mimo_jax.families import GGUF_FAMILIES, HF_FAMILIES, Family
 from mimo_jax.families.reader import GGUF_IGNORED_PREFIXES, ConfigReader
 from mimo_jax.families.source import Form, Forms, Source
 from mimo_jax.params import ArraySpec, Params
+from sharding import Rules
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+CONVERTED = "mimo_jax.json"  # the file that makes a folder one that `mimo-jax convert` wrote
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,13 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path, *, hf_overrides: dict[str, Any] | None = None) -> Checkpoint:
-    """Opens a Hugging Face folder or a .gguf file. `hf_overrides` replace keys of config.json.
+    """Opens a Hugging Face folder, a .gguf file or a converted model. `hf_overrides` replace keys of config.json.
 
     Raises CheckpointError naming the file, key or tensor that is wrong.
     """
     if (path / CONVERTED).is_file():
+        from mimo_jax.checkpoint.converted import open_converted  # Orbax takes half a second to import
+
         if hf_overrides:
             raise CheckpointError(f"{path}: hf_overrides apply to the model that was converted; this is what it became")
         return open_converted(path)

@@ -118,6 +118,19 @@ def _rows_at_once(tensor: GgufTensor, size_bytes: int) -> int:
     return math.gcd(blocks, max(1, blocks * block_values // _DEQUANTIZED_ROW_VALUES))
 
 
+def without_tensors(path: Path) -> bytes:
+    """A GGUF file with the same metadata and no tensors: what a tokenizer is read from."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        cursor = _Cursor(data)
+        version, key_count = _read_start(cursor, path)[0::2]
+        start = cursor.place
+        for _ in range(key_count):
+            cursor.string()
+            _read_value(cursor, path, cursor.unpack("I")[0])
+        keys = data[start : cursor.place]
+    return b"GGUF" + struct.pack("<IQQ", version, 0, key_count) + keys
+
+
 class _Cursor:
     """A place in the file. Reads beyond its end raise struct.error."""
 
@@ -140,7 +153,8 @@ class _Cursor:
         return self.data[start : self.place].decode("utf-8", errors="surrogateescape")
 
 
-def _read_header(cursor: _Cursor, path: Path) -> tuple[dict[str, Any], list[Any], int]:
+def _read_start(cursor: _Cursor, path: Path) -> tuple[int, int, int]:
+    """Version, tensor count and key count."""
     if cursor.data[:4] != b"GGUF":
         raise CheckpointError(f"{path}: not a GGUF file (it does not start with the letters GGUF)")
     cursor.place = 4
@@ -151,6 +165,11 @@ def _read_header(cursor: _Cursor, path: Path) -> tuple[dict[str, Any], list[Any]
     # Every entry takes more than 8 bytes, so larger counts can only be damage: refuse before looping over them.
     if max(tensor_count, key_count) > len(cursor.data) // 8:
         raise CheckpointError(f"{path}: the GGUF header is damaged ({tensor_count} tensors, {key_count} keys)")
+    return version, tensor_count, key_count
+
+
+def _read_header(cursor: _Cursor, path: Path) -> tuple[dict[str, Any], list[Any], int]:
+    _, tensor_count, key_count = _read_start(cursor, path)
     metadata = {cursor.string(): _read_value(cursor, path, cursor.unpack("I")[0]) for _ in range(key_count)}
     infos = list(_read_infos(cursor, path, tensor_count))
     alignment = metadata.get("general.alignment", 32)

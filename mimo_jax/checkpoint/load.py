@@ -43,6 +43,9 @@ def load_params(
     They are placed by `rules`. Plain matrices have `dtype`; norms, sinks and router float32.
     """
     specs = checkpoint.specs(dtype, quantization)
+    stored: Any = jax.tree.structure(checkpoint.sources)  # the formats are part of a tree's structure
+    if checkpoint.restore is not None and stored == jax.tree.structure(specs):
+        return checkpoint.restore(specs, mesh, rules)
     total = sum(spec.size_bytes for spec in jax.tree.leaves(specs))
     targets, tree = jax.tree.flatten(specs, is_leaf=is_format)
     sources = jax.tree.leaves(checkpoint.sources, is_leaf=is_format)
@@ -71,8 +74,8 @@ def _load(read: Read, source: Any, target: Any) -> Any:
         return jax.tree.map(lambda leaf, spec: _read(read, leaf, spec), source, target)
     out = _aligned_empty(target.shape, jnp.dtype(target.dtype))
     slices = out if out.ndim > 2 else out[None]
-    for index, first, last in _float_blocks(source, target):
-        slices[index, first:last] = float_rows(read, source, index, first, last)  # casts, rounding to nearest
+    for index, first, last, floats in _float_blocks(read, source, target):
+        slices[index, first:last] = floats  # casts, rounding to nearest
     return out
 
 
@@ -80,35 +83,28 @@ def _requantised(read: Read, source: Any, target: Int8) -> Int8:
     values = _aligned_empty(target.values.shape, jnp.dtype(jnp.int8))
     scale = _aligned_empty(target.scale.shape, jnp.dtype(jnp.float32))
     slices, factors = (values, scale) if values.ndim > 2 else (values[None], scale[None])
-    for index, first, last in _float_blocks(source, target.values):
-        block = quantise(_floats(read, source, target.values, index, first, last), target.group)
+    for index, first, last, floats in _float_blocks(read, source, target.values):
+        block = quantise(floats, target.group)
         slices[index, first:last] = block.values
         factors[index, first:last] = block.scale
     return Int8(values, scale, target.group)
 
 
-def _floats(read: Read, source: Any, spec: ArraySpec, index: int, first: int, last: int) -> np.ndarray:
-    if not isinstance(source, Source) or not _needs_all_rows(source, spec):
-        return float_rows(read, source, index, first, last)
-    if len(spec.shape) > 2 and not source.stacked:  # all experts in one tensor
-        return read_rows(read, source, 0, index, index + 1)[0].astype(np.float32)
-    return read_slice(read, source, index).astype(np.float32)
-
-
-def _needs_all_rows(source: Source, spec: ArraySpec) -> bool:
-    return source.convert is not None or (len(spec.shape) > 2 and not source.stacked)
-
-
-def _float_blocks(source: Any, spec: ArraySpec) -> Iterator[tuple[int, int, int]]:
-    """(slice, first row, last row) of blocks that are widened at once: whole blocks of the format."""
+def _float_blocks(read: Read, weight: Any, spec: ArraySpec) -> Iterator[tuple[int, int, int, np.ndarray]]:
+    """(slice, first row, last row, these rows as float32), whole blocks of the format at once."""
     rows, columns = spec.shape[-2:]
-    unit = source.block[0] if isinstance(source, Fp8Block) else 1
-    step = max(unit, _BLOCK_BYTES // (4 * columns) // unit * unit)
-    if isinstance(source, Source) and _needs_all_rows(source, spec):
-        step = rows
+    leaf = jax.tree.leaves(weight)[0]
+    deep = len(spec.shape) > 2 and not leaf.stacked  # all experts in one tensor
+    whole = deep or leaf.convert is not None  # and what a conversion needs
+    unit = weight.block[0] if isinstance(weight, Fp8Block) else 1
+    step = rows if whole else max(unit, _BLOCK_BYTES // (4 * columns) // unit * unit)
     for index in range(math.prod(spec.shape[:-2])):
+        if leaf.convert is not None:
+            yield index, 0, rows, read_slice(read, weight, index, deep).astype(np.float32)
+            continue
         for first in range(0, rows, step):
-            yield index, first, min(first + step, rows)
+            last = min(first + step, rows)
+            yield index, first, last, float_rows(read, weight, index, first, last, deep)
 
 
 def _read(read: Read, source: Source, spec: ArraySpec) -> np.ndarray:

@@ -8,52 +8,60 @@ import numpy as np
 from mimo_jax.checkpoint.numbers import dequantise
 from mimo_jax.errors import CheckpointError
 from mimo_jax.families.source import Source
-from mimo_jax.weights import Fp8Block, MxFp4
+from mimo_jax.weights import Fp8Block, Int8, MxFp4
 
 # One tensor, or its rows [first, last), as a fresh array.
 Read = Callable[[str, tuple[int, int] | None], np.ndarray]
 
 
-def read_slice(read: Read, source: Source, index: int) -> np.ndarray:
-    """A whole slice of a stacked source, or with index 0 a whole source of one piece; converted."""
-    piece = source.pieces[index]
-    return converted(source, piece.name, read(piece.name, piece.rows))
+def read_slice(read: Read, source: Source, index: int, deep: bool = False) -> np.ndarray:
+    """A whole slice of a stacked source, or with index 0 a whole source of one piece; converted.
+
+    `deep`: the source is one tensor [experts, out, in], and slice `index` of it is wanted.
+    """
+    piece = source.pieces[0 if deep else index]
+    array = read(piece.name, (index, index + 1))[0] if deep else read(piece.name, piece.rows)
+    return _converted(source, piece.name, array)
 
 
-def read_rows(read: Read, source: Source, index: int, first: int, last: int) -> np.ndarray:
-    """Rows [first, last) of one slice of a stacked source (or of the source itself, index 0), converted."""
+def read_rows(read: Read, source: Source, index: int, first: int, last: int, deep: bool = False) -> np.ndarray:
+    """Rows [first, last) of one slice, as `read_slice` has it."""
+    if deep:
+        return read_slice(read, source, index, deep)[first:last]
     parts = []
     start = 0
     for piece in source.pieces[index : index + 1] if source.stacked else source.pieces:
         if piece.rows is None:  # there is no other piece
-            parts.append(converted(source, piece.name, read(piece.name, (first, last))))
+            parts.append(_converted(source, piece.name, read(piece.name, (first, last))))
             break
         rows = piece.rows[1] - piece.rows[0]
         low, high = max(first, start), min(last, start + rows)
         if low < high:
             shift = piece.rows[0] - start
-            parts.append(converted(source, piece.name, read(piece.name, (low + shift, high + shift))))
+            parts.append(_converted(source, piece.name, read(piece.name, (low + shift, high + shift))))
         start += rows
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def converted(source: Source, name: str, array: np.ndarray) -> np.ndarray:
+def float_rows(read: Read, weight: Any, index: int, first: int, last: int, deep: bool = False) -> np.ndarray:
+    """Rows [first, last) of one slice of a weight in any format, as float32. `first` starts a block."""
+
+    def rows_of(source: Source, block: int = 1) -> np.ndarray:
+        return read_rows(read, source, index, first // block, -(-last // block), deep)
+
+    if isinstance(weight, Fp8Block):
+        return dequantise(Fp8Block(rows_of(weight.values), rows_of(weight.scale, weight.block[0]), weight.block))
+    if isinstance(weight, Int8):
+        return dequantise(Int8(rows_of(weight.values), rows_of(weight.scale), weight.group))
+    if isinstance(weight, MxFp4):
+        return dequantise(MxFp4(rows_of(weight.packed), rows_of(weight.scale)))
+    return rows_of(weight).astype(np.float32)
+
+
+def _converted(source: Source, name: str, array: np.ndarray) -> np.ndarray:
     if source.convert is None:
         return array
     try:
         return source.convert(array)
     except ValueError as error:
         raise CheckpointError(f"{name}: {error}") from error
-
-
-def float_rows(read: Read, weight: Any, index: int, first: int, last: int) -> np.ndarray:
-    """Rows [first, last) of one slice of a quantised weight as float32. `first` starts a block."""
-    if isinstance(weight, Fp8Block):
-        rows = weight.block[0]
-        values = read_rows(read, weight.values, index, first, last)
-        scale = read_rows(read, weight.scale, index, first // rows, -(-last // rows))
-        return dequantise(Fp8Block(values, scale, weight.block))
-    if isinstance(weight, MxFp4):
-        packed, powers = (read_rows(read, part, index, first, last) for part in (weight.packed, weight.scale))
-        return dequantise(MxFp4(packed, powers))
-    return read_rows(read, weight, index, first, last).astype(np.float32)

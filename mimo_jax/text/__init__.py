@@ -33,6 +33,8 @@ def load_tokenizer(model: Path) -> Tokenizer | None:
     Raises CheckpointError for a path that is neither, and for a tokenizer that is damaged or of an unknown
     kind.
     """
+    if (model / "tokenizer.gguf").is_file():  # a model that was converted from a GGUF file
+        return load_gguf_tokenizer(model / "tokenizer.gguf")
     if model.is_dir():
         return load_folder_tokenizer(model)
     if model.suffix == ".gguf":

@@ -1,0 +1,32 @@
+"""`mimo-jax convert`: a model once read, in the form it is computed in, so that it opens quickly from then on."""
+
+from pathlib import Path
+
+import jax
+
+from mimo_jax.checkpoint.checkpoint import open_checkpoint
+from mimo_jax.checkpoint.converted import write_converted
+from mimo_jax.checkpoint.load import load_params
+from mimo_jax.errors import CheckpointError
+from mimo_jax.models import resolve_model
+from sharding import Rules, make_mesh
+
+
+def convert_model(
+    model: str | Path, out: Path, *, dtype: str = "auto", quantization: str | None = None, progress: bool = False
+) -> None:
+    """Writes MODEL to the new folder `out`, itself a MODEL.
+
+    dtype          of plain matrices: "auto" (what an engine on this machine uses), "float32" or "bfloat16"
+    quantization   as for the engine: None keeps each weight in its format
+
+    All weights are in memory meanwhile. Raises CheckpointError when `out` is there or the model cannot be loaded.
+    """
+    if out.exists():
+        raise CheckpointError(f"{out}: is there already")
+    device = jax.devices()[0]
+    if dtype == "auto":
+        dtype = "float32" if device.platform == "cpu" else "bfloat16"
+    checkpoint = open_checkpoint(resolve_model(model))
+    params = load_params(checkpoint, dtype, make_mesh(device), Rules(), quantization=quantization, progress=progress)
+    write_converted(checkpoint, params, dtype, out)
