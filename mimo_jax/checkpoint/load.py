@@ -26,6 +26,7 @@ from mimo_jax.weights import Fp8Block, Int8, is_format
 from sharding import Rules, array_sharding
 
 _BLOCK_BYTES = 16 << 20
+_FLOAT_BLOCK_BYTES = 4 << 20  # of what changes its format: quantising takes several times the room
 _ALIGNMENT_BYTES = 64  # what XLA's CPU client needs in order to use a host buffer in place
 
 
@@ -97,7 +98,7 @@ def _float_blocks(read: Read, weight: Any, spec: ArraySpec) -> Iterator[tuple[in
     deep = len(spec.shape) > 2 and not leaf.stacked  # all experts in one tensor
     whole = deep or leaf.convert is not None  # and what a conversion needs
     unit = weight.block[0] if isinstance(weight, Fp8Block) else 1
-    step = rows if whole else max(unit, _BLOCK_BYTES // (4 * columns) // unit * unit)
+    step = rows if whole else max(unit, _FLOAT_BLOCK_BYTES // (4 * columns) // unit * unit)
     for index in range(math.prod(spec.shape[:-2])):
         if leaf.convert is not None:
             yield index, 0, rows, read_slice(read, weight, index, deep).astype(np.float32)

@@ -38,16 +38,16 @@ mesh = make_mesh(jax.devices()[0])
 jax.block_until_ready(jax.numpy.zeros(8) + 1)
 before = status("VmRSS")
 checkpoint = open_checkpoint(Path(sys.argv[1]))
-params = jax.block_until_ready(load_params(checkpoint, sys.argv[2], mesh, Rules()))
+params = jax.block_until_ready(load_params(checkpoint, sys.argv[2], mesh, Rules(), quantization=sys.argv[3] or None))
 weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 print(json.dumps({"before": before, "peak": status("VmHWM"), "weights": weights}))
 """
 
 
-def measured(path: Path, dtype: str) -> tuple[int, int]:
+def measured(path: Path, dtype: str, quantization: str = "") -> tuple[int, int]:
     """(bytes of the weights, the peak's bytes above what was there before loading), of a fresh process."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", LOAD, str(path), dtype]
+    command = [sys.executable, "-c", LOAD, str(path), dtype, quantization]
     run = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True, timeout=300)
     numbers = json.loads(run.stdout)
     return numbers["weights"], numbers["peak"] - numbers["before"]
@@ -114,6 +114,13 @@ def test_loading_a_folder_takes_its_weights_and_a_little_more(big_llama: Path) -
     weights, taken = measured(big_llama, "float32")
     assert weights > 650 << 20
     assert weights <= taken * 1.05  # the peak was seen: the weights are there
+    assert taken <= weights + ROOM_BYTES
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int8-g128"])
+def test_quantising_while_loading_takes_the_quantised_weights(quantization: str, big_llama: Path) -> None:
+    weights, taken = measured(big_llama, "float32", quantization)
+    assert weights < 420 << 20  # embedding and head, 262 MB, stay float32
     assert taken <= weights + ROOM_BYTES
 
 
