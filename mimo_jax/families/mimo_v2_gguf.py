@@ -149,7 +149,8 @@ def _attention(prefix: str, dims: AttentionDims, forms: Forms) -> Attention:
     query, key, value = (tensor(f"{prefix}attn_{part}.weight") for part in PARTS)
     fused = f"{prefix}attn_qkv.weight"
     if fused in forms:
-        whole = Chunks(1, (dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.v_dim))
+        heads = (dims.heads, dims.kv_heads, dims.kv_heads)
+        whole = Chunks(1, heads, (dims.head_dim, dims.head_dim, dims.v_dim))
         query, key, value = (Source(whole.pieces(fused, part)) for part in range(3))
     return Attention(
         query=query,

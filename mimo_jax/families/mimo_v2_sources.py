@@ -128,8 +128,8 @@ def _named(prefix: str, layout: Layout) -> str:
 def _chunks(where: str, dims: AttentionDims, count: int) -> Chunks:
     if dims.heads % count or dims.kv_heads % count:
         raise ValueError(f"{where}: {dims.heads} heads and {dims.kv_heads} KV heads do not make {count} chunks")
-    group, kv_heads = dims.heads // count, dims.kv_heads // count
-    return Chunks(count, (group * dims.head_dim, kv_heads * dims.head_dim, kv_heads * dims.v_dim))
+    kv_heads = dims.kv_heads // count
+    return Chunks(count, (dims.heads // count, kv_heads, kv_heads), (dims.head_dim, dims.head_dim, dims.v_dim))
 
 
 def _count_chunks(config: ModelConfig, layout: Layout) -> int:

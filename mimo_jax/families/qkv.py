@@ -8,7 +8,8 @@ The published files were cut for as many devices as the model has KV heads in it
     block    0 ....... 23   | 24            | 25           | 25           | 26
 
 K and V share block 25. Blocks of 64 rows, a common divisor of all borders, split it: K has three of them with the
-factors of rows 24, 24, 25 and V two with 25, 26. So q, k and v are each exact without being quantised anew.
+factors of rows 24, 24, 25 and V two with 25, 26. So q, k and v are each exact without being quantised anew. Heads have
+192 rows, and so Q has blocks of 64 as well: a head's factors are its own, and are sharded with it.
 
 V2-Flash has the same chunks cut apart into three tensors: a block's factors lie with the part that its first row
 belongs to. Some re-exports store [Q; K; V] whole (one chunk), or three tensors with blocks of their own.
@@ -25,10 +26,16 @@ PARTS = ("q", "k", "v")
 
 @dataclass(frozen=True)
 class Chunks:
-    """`count` equal chunks; `rows` of Q, K and V in one of them."""
+    """`count` equal chunks; heads of Q, K and V in one of them, and rows of a head."""
 
     count: int
-    rows: tuple[int, int, int]
+    heads: tuple[int, int, int]
+    sizes: tuple[int, int, int]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Of Q, K and V in one chunk."""
+        return tuple(heads * size for heads, size in zip(self.heads, self.sizes, strict=True))
 
     @property
     def chunk_rows(self) -> int:
@@ -47,8 +54,8 @@ class Chunks:
         return tuple(Piece(name, (first, first + self.rows[part])) for first in firsts)
 
     def finer(self, part: int, block: int) -> int:
-        """The largest block that no border of the part's rows cuts."""
-        return gcd(block, self.start(part), self.rows[part])
+        """The largest block that no border of the part or of one of its heads cuts: heads can go to any device."""
+        return gcd(block, self.start(part), self.sizes[part])
 
     def scale_rows(self, part: int, block: int) -> list[tuple[int, int]]:
         """(chunk, block in the chunk) for each of the part's finer blocks."""

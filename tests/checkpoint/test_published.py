@@ -115,8 +115,9 @@ def test_what_a_tensor_is_decides_how_it_is_kept(made: Callable[[str], Published
         assert params.layers[1].ffn.router.dtype == np.float32
     assert isinstance(fp8.layers[1].ffn.down, Fp8Block)
     assert isinstance(mxfp4.layers[1].ffn.down, MxFp4)
-    # K's blocks are half as high: 8 rows divide every border of Q, K and V in a chunk.
-    assert [fp8.layers[0].attention.query.block, fp8.layers[0].attention.key.block] == [(16, 24), (8, 24)]
+    # Blocks half as high: 8 rows divide every border of Q, K and V in a chunk, and their heads.
+    assert [fp8.layers[0].attention.query.block, fp8.layers[0].attention.key.block] == [(8, 24), (8, 24)]
+    assert fp8.layers[0].ffn.up.block == (16, 24)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
