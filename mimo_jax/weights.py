@@ -69,7 +69,10 @@ def is_format(node: Any) -> bool:
 def widen(weight: Weight, dtype: Any) -> Array:
     """The weight as one array. A plain one is returned as it is, whatever its dtype."""
     if isinstance(weight, Fp8Block):
-        return _scaled(weight.values, weight.scale, weight.block, dtype)
+        values = weight.values
+        if values.dtype == jnp.uint8:
+            values = jax.lax.bitcast_convert_type(values, jnp.float8_e4m3fn)
+        return _scaled(values, weight.scale, weight.block, dtype)
     if isinstance(weight, Int8):
         return _scaled(weight.values, weight.scale, (1, weight.group), dtype)
     if isinstance(weight, MxFp4):
@@ -92,6 +95,10 @@ def expert_linear(x: Array, weight: Weight, expert_of_row: Array) -> Array:
 
     The rows are sorted by expert. No more experts are widened at once than are multiplied at once.
     """
+    if isinstance(weight, Fp8Block):
+        # As bytes while experts are picked: XLA's CPU compiler has no float8 and would first make float16 of all. (It
+        # still copies the bytes, of one matrix at a time.)
+        weight = weight.replace(values=jax.lax.bitcast_convert_type(weight.values, jnp.uint8))  # type: ignore[attr-defined]
     return expert_matmul(x, weight, expert_of_row, widen=partial(widen, dtype=x.dtype))
 
 
