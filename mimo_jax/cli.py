@@ -257,7 +257,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(BUILT_IN)
     parser.add_argument(
-        "model", metavar="MODEL", help=f"a Hugging Face folder, a .gguf file, or a built-in name ({names})"
+        "model",
+        metavar="MODEL",
+        help=f"a Hugging Face folder, a .gguf file, a converted folder, or a built-in name ({names})",
     )
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--max-model-len", type=int, help="tokens of a sequence at most")

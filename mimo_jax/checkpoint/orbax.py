@@ -1,6 +1,11 @@
-"""Arrays of a converted model in Orbax's form: a folder an array, plain bytes, read straight into device shards."""
+"""Arrays of a converted model in Orbax's form: a folder an array, plain bytes, read straight into device shards.
 
-from collections.abc import Mapping
+Each array costs Orbax about 2 ms besides its bytes, on a CPU: 0.3 s for a tiny MiMo, whose own files are read in 0.1 s.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,15 @@ def restore_arrays(folder: Path, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> 
         raise CheckpointError(f"{folder}: {error}") from error
 
 
-def _checkpointer() -> Any:
-    # Compressed weights would be 40 % smaller and twice as slow to read.
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False))
+@contextmanager
+def _checkpointer() -> Iterator[Any]:
+    """Orbax warns of each checkpoint that is written without OCDBT; while it works, errors alone are heard."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        # Compressed weights would be 40 % smaller and twice as slow to read.
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)) as checkpointer:
+            yield checkpointer
+    finally:
+        logger.setLevel(level)
