@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv$(if $(filter-out python3,$(notdir $(PYTHON))),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+TINY_PROMPT := Write a JSON array of 3 pets.
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo test check parity references bench clean
@@ -10,6 +11,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 demo: $(VENV)/demo.stamp
 	$(BIN)/mimo-jax generate demo --chat --max-model-len 512 --max-tokens 60 \
 		--prompt "What is the capital of France, and what is it known for?"
+	$(BIN)/mimo-jax generate mimo-tiny --chat --max-model-len 512 --max-tokens 200 --prompt "$(TINY_PROMPT)"
 
 test: $(VENV)/test.stamp
 	$(BIN)/python -m pytest

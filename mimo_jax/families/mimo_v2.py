@@ -31,6 +31,8 @@ _IGNORED_KEYS = (
     "vision_start_token_id",
     "vision_end_token_id",
 )
+# Our own, for hf_overrides: how heads are fed, where engines read the report differently (see `MtpDims`).
+_MTP_KEYS = ("mtp_normed_hidden", "mtp_chained")
 # What V2.5 has beside the text model.
 _IGNORED_TENSORS = ("visual.", "audio_encoder.", "speech_embeddings.", "audio_tokenizer.")
 
@@ -61,12 +63,22 @@ def _config_from_hf(reader: ConfigReader, forms: Forms) -> ModelConfig:
         ),
         norm_epsilon=reader.require("layernorm_epsilon", float),
         tied_head=reader.require("tie_word_embeddings", bool),
-        mtp=MtpDims(heads=heads, kind=LayerKind.WINDOW) if heads else None,
+        mtp=_mtp(reader, heads) if heads else None,
     )
     reader.ignore(_IGNORED_KEYS)
+    reader.ignore(_MTP_KEYS)
     reader.ignore(HF_IGNORED)
     reader.finish()
     return config
+
+
+def _mtp(reader: ConfigReader, heads: int) -> MtpDims:
+    return MtpDims(
+        heads=heads,
+        kind=LayerKind.WINDOW,
+        normed_hidden=reader.optional("mtp_normed_hidden", bool, True),
+        chained=reader.optional("mtp_chained", bool, False),
+    )
 
 
 def _expect_fixed(reader: ConfigReader) -> None:

@@ -14,6 +14,7 @@ from mimo_jax import Params
 from mimo_jax.checkpoint.checkpoint import open_checkpoint
 from mimo_jax.checkpoint.load import load_params
 from mimo_jax.checkpoint.numbers import dequantise
+from mimo_jax.config import MtpDims
 from mimo_jax.params import MtpHead
 from mimo_jax.weights import Fp8Block, Int8, MxFp4, is_format, widen
 from sharding import Rules, make_mesh
@@ -203,6 +204,13 @@ def test_a_checkpoint_without_draft_heads_has_none(tmp_path: Path) -> None:
 
 
 # ---- mistakes ----
+
+
+def test_how_heads_are_fed_can_be_said(made: Callable[[str], Published]) -> None:
+    folder = made("v2.5").folder
+    as_published, chained = open_checkpoint(folder), open_checkpoint(folder, hf_overrides={"mtp_chained": True})
+    assert as_published.config.mtp == MtpDims(heads=3)
+    assert chained.config.mtp == MtpDims(heads=3, chained=True)
 
 
 def swap_heads(stored: dict[str, np.ndarray]) -> None:

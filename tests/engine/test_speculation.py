@@ -32,7 +32,8 @@ def make_engine(params: Params, config: Any) -> Engine:
     device = jax.devices()[0]
     limits = make_limits(OPTIONS, config, device)
     sizes = pool_sizes(OPTIONS, config, limits, device, jnp.float32)
-    steps = Steps(config, param_specs(config, jnp.float32), sizes, make_mesh(device), Rules(), config.vocab, jnp.float32, jnp.float32)
+    specs = param_specs(config, jnp.float32)
+    steps = Steps(config, specs, sizes, make_mesh(device), Rules(), config.vocab, jnp.float32, jnp.float32)
     engine = Engine(params, steps, limits, make_ladder(limits))
     engine.warm_up(4, 70, 96, scoring=True, progress=False)
     return engine
