@@ -209,7 +209,7 @@ class Engine:
         if plan.decode:
             verified = [(row.drafts, int(accepted[index])) for index, row in enumerate(rows)]
             self.speculation.record(bucket.seqs, time.perf_counter() - began, verified)
-        self._score_prompts(rows, outputs)
+        self._score_prompts(rows, outputs, accepted)
         updates = []
         for index, row in enumerate(rows):
             self.scheduler.advance(row, int(accepted[index]))
@@ -257,7 +257,7 @@ class Engine:
         self._requests.pop(request.request_id, None)
         self._streams.pop(request.request_id, None)
 
-    def _score_prompts(self, rows: tuple[Row, ...], outputs: StepOutputs) -> None:
+    def _score_prompts(self, rows: tuple[Row, ...], outputs: StepOutputs, accepted: np.ndarray) -> None:
         """Prompt log-probabilities and scores, from the hidden states of prompt chunks."""
         hidden = None
         for index, row in enumerate(rows):
@@ -268,7 +268,7 @@ class Engine:
                 continue
             hidden = jax.device_get(outputs.hidden) if hidden is None else hidden
             if request.on_hidden is not None:
-                request.on_hidden(hidden[index, : row.count])
+                request.on_hidden(hidden[index, : row.count - row.drafts + int(accepted[index])])
             if wants_logprobs:
                 scored = self.steps.score(self.params, hidden[index, : len(targets)], np.asarray(targets, np.int32))
                 wanted = request.params.prompt_logprobs or 0

@@ -43,7 +43,7 @@ class Request:
     max_tokens: int
     stop_ids: frozenset[int]
     choice: int = 0
-    on_hidden: Callable[[Any], None] | None = None  # is handed the hidden states [count, embed] of every step
+    on_hidden: Callable[[Any], None] | None = None  # is handed the hidden states [count, embed] of every step's tokens
 
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)

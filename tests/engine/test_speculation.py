@@ -274,6 +274,25 @@ def test_a_rung_decides_for_itself() -> None:
     assert (rule.drafts_for(1), rule.drafts_for(8)) == (DRAFTS, 0)
 
 
+def test_hidden_states_are_those_of_tokens_that_stand(
+    engine: Engine, plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = prompts(13)
+    truth = truths(plain, asked)
+    picks = iter([3, 0, 2, 1] * 8)
+    guess(monkeypatch, engine, truth, lambda _: next(picks))
+    got = {}
+    for name, one in (("with", engine), ("without", plain.engine)):
+        rows: list[np.ndarray] = []
+        request = replace(one.make_request(name, asked[0]["prompt_token_ids"], GREEDY), on_hidden=rows.append)
+        one.add(request)
+        run_to_end(one)
+        got[name] = np.concatenate(rows)
+    known = 13 + GREEDY.max_tokens - 1  # the last token is never fed back; accepted ones behind it may be
+    assert len(got["with"]) >= known == len(got["without"])
+    assert np.abs(got["with"][:known] - got["without"]).max() < 1e-4
+
+
 def test_limits_know_the_draft_heads(engine: Engine) -> None:
     limits: Limits = engine.limits
     assert (limits.drafts, limits.full_lookahead, limits.window_lookahead) == (3, 0, 3)
