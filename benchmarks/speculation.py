@@ -2,10 +2,11 @@
 
     python -m benchmarks.speculation [--model mimo-tiny] [--sequences 1,8] [--tokens 200] [--rounds 5]
 
-Greedy answers, of up to `--tokens` each, to held-out questions of mimo-tiny's kinds. Both ways run in one process in
-turns, on programs that are compiled and warm. Prints one JSON line for each number of sequences: tokens/s of both ways,
-a value a round, and `ratio`, the median over the rounds of with by without. Speculation decides by its own rule (see
-mimo_jax/engine/speculation.py) whether to verify, and the same prompts are used in every round.
+Decoding alone, from the first token on: greedy answers, of up to `--tokens` each, to held-out questions of mimo-tiny's
+kinds. Both ways run in one process in turns, on programs that are compiled and warm. Prints one JSON line for each number
+of sequences: tokens/s of both ways, a value a round, and `ratio`, the median over the rounds of with by without.
+Speculation decides by its own rule (see mimo_jax/engine/speculation.py) whether to verify. Every round has the same
+prompts.
 """
 
 import argparse
@@ -17,7 +18,6 @@ from typing import Any
 
 from benchmarks.children import ROOT
 from benchmarks.host import host_fields
-from benchmarks.mimo_tiny.corpus import KINDS
 from benchmarks.mimo_tiny.evaluate import held_out
 from mimo_jax import LLM, SamplingParams
 
@@ -48,9 +48,11 @@ def main() -> None:
 
 def compare(llms: dict[str, LLM], sequences: int, tokens: int, rounds: int) -> dict[str, Any]:
     """Both ways in turns over the same questions, after a round that is not counted."""
-    asked = [document.prompt() for document in held_out(-(-4 * sequences // len(KINDS)))]
+    asked = [document.prompt() for document in held_out(max(4, sequences))]
     groups = [asked[first : first + sequences] for first in range(0, len(asked), sequences)]
     speeds: dict[str, list[float]] = {name: [] for name in llms}
+    for llm in llms.values():
+        llm.generate(asked, SamplingParams(temperature=0, max_tokens=tokens), use_tqdm=False)  # compiles what it meets
     for turn in range(rounds + 1):
         for name, llm in llms.items():
             speed = measure(llm, groups, tokens)
@@ -71,12 +73,23 @@ def compare(llms: dict[str, LLM], sequences: int, tokens: int, rounds: int) -> d
 
 
 def measure(llm: LLM, groups: Sequence[Sequence[str]], tokens: int) -> float:
-    """Output tokens a second over all groups, one after the other; prefill included."""
-    params = SamplingParams(temperature=0, max_tokens=tokens)
-    begin, made = time.perf_counter(), 0
+    """Tokens a second over all groups, one after the other, from when every prompt of a group has its first token."""
+    params, engine = SamplingParams(temperature=0, max_tokens=tokens), llm.engine
+    seconds, made = 0.0, 0
     for group in groups:
-        made += sum(len(output.outputs[0].token_ids) for output in llm.generate(list(group), params, use_tqdm=False))
-    return made / (time.perf_counter() - begin)
+        requests = [
+            engine.make_request(str(place), llm.tokenizer.encode(prompt), params) for place, prompt in enumerate(group)
+        ]
+        for request in requests:
+            engine.add(request)
+        while not all(request.output for request in requests):
+            engine.step()
+        begin, before = time.perf_counter(), sum(len(request.output) for request in requests)
+        while engine.unfinished:
+            engine.step()
+        seconds += time.perf_counter() - begin
+        made += sum(len(request.output) for request in requests) - before
+    return made / seconds
 
 
 if __name__ == "__main__":
