@@ -3,8 +3,8 @@
     python -m benchmarks.speculation [--model mimo-tiny] [--sequences 1,8] [--tokens 200] [--rounds 5]
 
 Decoding alone, from the first token on: greedy answers, of up to `--tokens` each, to held-out questions of mimo-tiny's
-kinds. Both ways run in one process in turns, on programs that are compiled and warm. Prints one JSON line for each number
-of sequences: tokens/s of both ways, a value a round, and `ratio`, the median over the rounds of with by without.
+kinds. Both ways run in one process in turns, on programs that are compiled and warm. Prints one JSON line for each
+number of sequences: tokens/s of both ways, a value a round, and `ratio`, the median over the rounds of with by without.
 Speculation decides by its own rule (see mimo_jax/engine/speculation.py) whether to verify. Every round has the same
 prompts.
 """
