@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv$(if $(filter-out python3,$(notdir $(PYTHON))),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 PEERS := .venv-peers
-TINY_PROMPT := Write a JSON array of 3 pets.
+TINY_PROMPT := Write a JSON record for a person with the fields languages, age, married and name.
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo test check parity references bench clean

@@ -23,7 +23,7 @@ from mimo_jax.outputs import RequestOutput
 from mimo_jax.sampling_params import SamplingParams
 from mimo_jax.text import Tokenizer
 
-_QUANTIZATION = "int8, int8-g128 or dequantise; weights stay as stored by default"
+_QUANTIZATION = "int8, int8-g128 or dequantize; weights stay as stored by default"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -272,7 +272,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num-speculative-tokens", type=int, help="draft heads to use; all that the model has by default, 0 for none"
     )
-    parser.add_argument("--quantization", help="int8, int8-g128 or dequantize; weights stay as stored by default")
+    parser.add_argument("--quantization", help=_QUANTIZATION)
     parser.add_argument("--hf-overrides", type=_json_object, help="JSON object whose keys replace those of config.json")
 
 

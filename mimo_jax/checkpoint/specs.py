@@ -13,7 +13,7 @@ from mimo_jax.weights import MXFP4_GROUP, Fp8Block, Int8, MxFp4
 # The name -> columns that share a factor; None: all of a row. One factor a row is the default of "int8": a row then
 # needs no more than one multiplication behind its product.
 INT8_GROUPS: dict[str, int | None] = {"int8": None, "int8-g128": 128}
-DEQUANTISE = "dequantise"
+DEQUANTISE = "dequantize"
 QUANTIZATIONS = (None, *INT8_GROUPS, DEQUANTISE)
 
 # What int8 is for. Embedding and head stay as they are: a row of the embedding is read and not multiplied, and an error
@@ -30,7 +30,7 @@ def target_specs(config: ModelConfig, sources: Params, dtype: Any, quantization:
     """Specs of what `load_params` makes.
 
     quantization   None: each weight in the format it is stored in; "int8", "int8-g128": matrices and experts in int8;
-                   "dequantise": everything plain, with `dtype`
+                   "dequantize": everything plain, with `dtype`
     """
     if quantization not in QUANTIZATIONS:
         names = ", ".join(repr(name) for name in QUANTIZATIONS)

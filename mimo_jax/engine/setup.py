@@ -115,6 +115,11 @@ def load_engine(
     checkpoint = open_checkpoint(path, hf_overrides=options.hf_overrides)
     tokenizer = load_tokenizer(path)
     if options.num_speculative_tokens is not None:
+        if options.num_speculative_tokens > checkpoint.config.draft_heads:
+            there = checkpoint.config.draft_heads
+            raise ValueError(
+                f"num_speculative_tokens={options.num_speculative_tokens}; the model has {there} draft heads"
+            )
         checkpoint = checkpoint.with_draft_heads(options.num_speculative_tokens)
     config = checkpoint.config
     device = jax.devices()[0]

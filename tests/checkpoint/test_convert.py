@@ -72,7 +72,7 @@ def test_a_converted_model_is_the_model(name: str, quantization: str | None, mad
     assert jax.tree.structure(two.specs(jnp.float32)) == jax.tree.structure(one.specs(jnp.float32, quantization))
 
 
-@pytest.mark.parametrize("quantization", ["int8", "dequantise"])
+@pytest.mark.parametrize("quantization", ["int8", "dequantize"])
 @pytest.mark.parametrize("name", ["v2.5", "v2.6"])
 def test_it_can_be_quantised_or_widened_as_the_original_can(name: str, quantization: str, made: Any) -> None:
     original, out = made(name, None)

@@ -60,7 +60,7 @@ def test_weights_mean_exactly_what_the_layout_says(name: str, made: Callable[[st
     model = made(name)
     wanted = load(write_truth(tmp_path, model))
     kept = load(model.folder)
-    assert_same(load(model.folder, "dequantise"), wanted)
+    assert_same(load(model.folder, "dequantize"), wanted)
     assert_same(widened(kept, lambda weight: dequantise(jax.tree.map(np.asarray, weight))), wanted)
     assert_same(widened(kept, lambda weight: widen(weight, jnp.float32)), wanted)
 
@@ -77,7 +77,7 @@ def test_the_model_computes_in_the_stored_format(name: str, made: Callable[[str]
 
 def test_two_published_layouts_of_one_model_load_to_one_model(made: Callable[[str], Published]) -> None:
     """V2-Flash's three tensors and V2.5's chunks hold the same numbers; V2.6 says its factors in two ways."""
-    assert_same(load(made("flash").folder, "dequantise"), load(made("v2.5").folder, "dequantise"))
+    assert_same(load(made("flash").folder, "dequantize"), load(made("v2.5").folder, "dequantize"))
     assert_same(load(made("v2.6").folder), load(made("v2.6 float").folder))
 
 
@@ -122,7 +122,7 @@ def test_what_a_tensor_is_decides_how_it_is_kept(made: Callable[[str], Published
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("quantization", [None, "int8", "int8-g128", "dequantise"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int8-g128", "dequantize"])
 def test_what_is_loaded_is_what_was_announced(
     name: str, quantization: str | None, made: Callable[[str], Published]
 ) -> None:
@@ -136,7 +136,7 @@ def test_what_is_loaded_is_what_was_announced(
 def test_int8_is_symmetric_and_rounded_to_nearest(made: Callable[[str], Published]) -> None:
     """Of every kind of source: floats, fp8 and mxfp4, experts and projections that several pieces make."""
     for name in ("bf16", "v2.5", "v2.6"):
-        exact = load(made(name).folder, "dequantise")
+        exact = load(made(name).folder, "dequantize")
         for quantization, group in (("int8", None), ("int8-g128", 128)):
             small = load(made(name).folder, quantization)
             assert kinds(small) == {Int8}
@@ -157,7 +157,7 @@ def test_int8_is_symmetric_and_rounded_to_nearest(made: Callable[[str], Publishe
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_draft_head_has_weights_of_its_own(name: str, made: Callable[[str], Published]) -> None:
-    params = load(made(name).folder, "dequantise")
+    params = load(made(name).folder, "dequantize")
     assert len(params.mtp) == 3
     for one in range(3):
         for two in range(one):
@@ -167,7 +167,7 @@ def test_every_draft_head_has_weights_of_its_own(name: str, made: Callable[[str]
 
 def test_a_draft_head_s_tensors_are_where_they_belong(made: Callable[[str], Published]) -> None:
     model = made("pro")
-    heads = load(model.folder, "dequantise").mtp
+    heads = load(model.folder, "dequantize").mtp
     for index, head in enumerate(heads):
         assert isinstance(head, MtpHead)
         wanted = {
@@ -262,4 +262,4 @@ def test_a_mistake_in_the_layout_would_show(
     right, got = (logits(load(folder), config, ids) for folder in (model.folder, wrong))
     assert np.abs(right - got).max() > MISTAKE
     with pytest.raises(AssertionError):
-        assert_same(load(wrong, "dequantise"), load(model.folder, "dequantise"))
+        assert_same(load(wrong, "dequantize"), load(model.folder, "dequantize"))

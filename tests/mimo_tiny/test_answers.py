@@ -12,8 +12,8 @@ from benchmarks.mimo_tiny.evaluate import answers, held_out, shares
 from mimo_jax import LLM, SamplingParams
 
 EACH = 8  # questions of each kind
-# Under what was measured (see benchmarks/mimo_tiny/README.md); fewer means that a head is fed wrongly.
-LEAST_ACCEPTED = 2.5
+# Measured: 3.5 (see benchmarks/mimo_tiny/README.md); fewer means that a head is fed wrongly.
+LEAST_ACCEPTED = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def asked() -> list[Document]:
 
 
 def make(heads: int | None) -> LLM:
-    llm = LLM("mimo-tiny", max_model_len=512, max_num_seqs=8, num_speculative_tokens=heads, progress=False)
+    llm = LLM("mimo-tiny", max_model_len=640, max_num_seqs=1, num_speculative_tokens=heads, progress=False)
     if heads is None:  # verify in every step, whatever pays on this machine
         llm.engine.speculation.drafts_for = lambda rung: llm.engine.limits.drafts  # type: ignore[method-assign]
     return llm
