@@ -7,6 +7,7 @@ import jax
 from mimo_jax.checkpoint.checkpoint import open_checkpoint
 from mimo_jax.checkpoint.converted import write_converted
 from mimo_jax.checkpoint.load import load_params
+from mimo_jax.engine.setup import auto_dtype
 from mimo_jax.errors import CheckpointError
 from mimo_jax.models import resolve_model
 from sharding import Rules, make_mesh
@@ -26,7 +27,7 @@ def convert_model(
         raise CheckpointError(f"{out}: is there already")
     device = jax.devices()[0]
     if dtype == "auto":
-        dtype = "float32" if device.platform == "cpu" else "bfloat16"
+        dtype = auto_dtype(device)
     checkpoint = open_checkpoint(resolve_model(model))
     params = load_params(checkpoint, dtype, make_mesh(device), Rules(), quantization=quantization, progress=progress)
     write_converted(checkpoint, params, dtype, out)

@@ -123,7 +123,7 @@ def load_engine(
         checkpoint = checkpoint.with_draft_heads(options.num_speculative_tokens)
     config = checkpoint.config
     device = jax.devices()[0]
-    dtype = _DTYPES[_auto_dtype(device) if options.dtype == "auto" else options.dtype]
+    dtype = _DTYPES[auto_dtype(device) if options.dtype == "auto" else options.dtype]
     limits = make_limits(options, config, device)
     sizes = pool_sizes(options, config, limits, device, dtype)
     vocab = config.vocab if tokenizer is None else min(config.vocab, tokenizer.vocab_size)
@@ -220,7 +220,8 @@ def compile_cache_folder() -> Path:
     return Path(own or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mimo_jax")).expanduser()
 
 
-def _auto_dtype(device: jax.Device) -> str:
+def auto_dtype(device: jax.Device) -> str:
+    """The dtype of plain weights and activations that suits a device."""
     return "float32" if device.platform == "cpu" else "bfloat16"
 
 
