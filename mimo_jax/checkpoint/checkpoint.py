@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from mimo_jax.checkpoint import gguf, safetensors
 from mimo_jax.checkpoint.rows import Read
@@ -22,7 +21,6 @@ from mimo_jax.families import GGUF_FAMILIES, HF_FAMILIES, Family
 from mimo_jax.families.reader import GGUF_IGNORED_PREFIXES, ConfigReader
 from mimo_jax.families.source import Form, Forms, Source
 from mimo_jax.params import ArraySpec, Params
-from sharding import Rules
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +31,7 @@ CONVERTED = "mimo_jax.json"  # the file that makes a folder one that `mimo-jax c
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checked checkpoint. `read(name, rows)` returns a fresh array of one tensor, or of some of its rows."""
+    """A checked checkpoint. `read(name, rows)` returns one tensor, or some of its rows."""
 
     path: Path
     config: ModelConfig
@@ -42,8 +40,7 @@ class Checkpoint:
     read: Read
     forms: Forms = field(default_factory=dict, repr=False)  # what is there
     skipped: dict[str, int] = field(default_factory=dict)  # prefixes that are knowingly not loaded: tensors
-    # A quicker way to all arrays of the given specs, which are in the formats of `sources` (converted models).
-    restore: Callable[[Params, Mesh, Rules], Params] | None = None
+    mapped: bool = False  # `read` returns views of files, aligned for a device: nothing is gained by copying them
 
     def specs(self, dtype: Any, quantization: str | None = None) -> Params:
         """Specs of what `load_params` makes of it; see `target_specs` for the kinds of quantization."""
@@ -71,7 +68,7 @@ def open_checkpoint(path: Path, *, hf_overrides: dict[str, Any] | None = None) -
     Raises CheckpointError naming the file, key or tensor that is wrong.
     """
     if (path / CONVERTED).is_file():
-        from mimo_jax.checkpoint.converted import open_converted  # Orbax takes half a second to import
+        from mimo_jax.checkpoint.converted import open_converted  # which needs this module
 
         if hf_overrides:
             raise CheckpointError(f"{path}: hf_overrides apply to the model that was converted; this is what it became")

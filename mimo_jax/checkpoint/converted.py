@@ -11,26 +11,23 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from mimo_jax.checkpoint import gguf
 from mimo_jax.checkpoint.checkpoint import CONVERTED, Checkpoint
 from mimo_jax.checkpoint.config_json import config_from_json, config_to_json
-from mimo_jax.checkpoint.orbax import restore_arrays, save_arrays
+from mimo_jax.checkpoint.orbax import map_array, save_arrays
 from mimo_jax.checkpoint.safetensors import read_json
 from mimo_jax.checkpoint.specs import in_format
 from mimo_jax.errors import CheckpointError
 from mimo_jax.families.source import Form, Piece, Source
 from mimo_jax.params import Params, param_specs
 from mimo_jax.weights import Fp8Block, Int8, MxFp4, is_format
-from sharding import Rules, array_sharding
 
 _VERSION = 1
 _KEYS = {"version", "config", "dtype", "formats", "arrays", "files"}
@@ -95,24 +92,11 @@ def open_converted(folder: Path) -> Checkpoint:
         if about["arrays"].get(name) != [form.dtype, *form.shape]:
             raise CheckpointError(f"{folder}: {name} is {about['arrays'].get(name)}; {form} is needed")
 
-    @lru_cache(maxsize=2)  # a weight's values and its factors, read in blocks of rows
-    def whole(name: str) -> np.ndarray:
-        shape = jax.ShapeDtypeStruct(forms[name].shape, jnp.dtype(forms[name].dtype))
-        return np.asarray(restore_arrays(folder / _WEIGHTS, {name: shape})[name])
-
     def read(name: str, rows: tuple[int, int] | None) -> np.ndarray:
-        return whole(name)[slice(*rows)] if rows else whole(name)
+        array = map_array(folder / _WEIGHTS, name, np.dtype(forms[name].dtype), forms[name].shape)
+        return array[slice(*rows)] if rows else array
 
-    def restore(specs: Params, mesh: Mesh, rules: Rules) -> Params:
-        def shape(spec: Any) -> jax.ShapeDtypeStruct:
-            sharding = array_sharding(spec.shape, spec.axes, rules, mesh)
-            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
-
-        wanted = {_name(path): shape(spec) for path, spec in jax.tree_util.tree_leaves_with_path(specs)}
-        arrays = restore_arrays(folder / _WEIGHTS, wanted)
-        return jax.tree.unflatten(jax.tree.structure(specs), [arrays[name] for name in wanted])
-
-    return Checkpoint(folder, config, sources, about["dtype"], read, forms, restore=restore)
+    return Checkpoint(folder, config, sources, about["dtype"], read, forms, mapped=True)
 
 
 def _name(path: Any) -> str:

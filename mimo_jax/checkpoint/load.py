@@ -2,7 +2,7 @@
 
 Host memory stays at the finished weights plus one tensor: a parameter is put on its device as soon as it is read, and
 on the CPU the device takes over the host buffer instead of copying it (buffers are aligned for that). A weight that
-changes its format does so in blocks of rows.
+changes its format does so in blocks of rows. What a converted model stores is mapped, and on the CPU used in its file.
 """
 
 import math
@@ -44,9 +44,6 @@ def load_params(
     They are placed by `rules`. Plain matrices have `dtype`; norms, sinks and router float32.
     """
     specs = checkpoint.specs(dtype, quantization)
-    stored: Any = jax.tree.structure(checkpoint.sources)  # the formats are part of a tree's structure
-    if checkpoint.restore is not None and stored == jax.tree.structure(specs):
-        return checkpoint.restore(specs, mesh, rules)
     total = sum(spec.size_bytes for spec in jax.tree.leaves(specs))
     targets, tree = jax.tree.flatten(specs, is_leaf=is_format)
     sources = jax.tree.leaves(checkpoint.sources, is_leaf=is_format)
@@ -58,21 +55,25 @@ def load_params(
             return jax.device_put(array, array_sharding(spec.shape, spec.axes, rules, mesh), may_alias=True)
 
         for source, target in zip(sources, targets, strict=True):
-            weights.append(jax.tree.map(place, _load(checkpoint.read, source, target), target))
+            weights.append(jax.tree.map(place, _load(checkpoint, source, target), target))
     return jax.tree.unflatten(tree, weights)
 
 
-def _load(read: Read, source: Any, target: Any) -> Any:
+def _load(checkpoint: Checkpoint, source: Any, target: Any) -> Any:
     """One weight: `target` with NumPy arrays for specs."""
-    if isinstance(target, Int8):
-        return _requantised(read, source, target)
-    if type(source) is Source or type(source) is type(target):
+    read = checkpoint.read
+    stored: Any = jax.tree.structure(source)
+    if stored == jax.tree.structure(target):  # of the same format
+        if checkpoint.mapped:
+            return jax.tree.map(lambda leaf, spec: _mapped(read, leaf, spec), source, target)
         if isinstance(source, Fp8Block):
             scale = _read(read, source.scale, target.scale)
             if not np.isfinite(scale).all():
                 raise CheckpointError(f"{source.scale.names[0]}: a factor is not finite")
             return Fp8Block(_read(read, source.values, target.values), scale, source.block)
         return jax.tree.map(lambda leaf, spec: _read(read, leaf, spec), source, target)
+    if isinstance(target, Int8):
+        return _requantised(read, source, target)
     out = _aligned_empty(target.shape, jnp.dtype(target.dtype))
     slices = out if out.ndim > 2 else out[None]
     for index, first, last, floats in _float_blocks(read, source, target):
@@ -106,6 +107,12 @@ def _float_blocks(read: Read, weight: Any, spec: ArraySpec) -> Iterator[tuple[in
         for first in range(0, rows, step):
             last = min(first + step, rows)
             yield index, first, last, float_rows(read, weight, index, first, last, deep)
+
+
+def _mapped(read: Read, source: Source, spec: ArraySpec) -> np.ndarray:
+    """One array where it lies in its file, unless it has to be cast."""
+    array = read(source.names[0], None)
+    return array if array.dtype == jnp.dtype(spec.dtype) else _read(read, source, spec)
 
 
 def _read(read: Read, source: Source, spec: ArraySpec) -> np.ndarray:

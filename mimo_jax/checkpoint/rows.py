@@ -10,7 +10,7 @@ from mimo_jax.errors import CheckpointError
 from mimo_jax.families.source import Source
 from mimo_jax.weights import Fp8Block, Int8, MxFp4
 
-# One tensor, or its rows [first, last), as a fresh array.
+# One tensor, or its rows [first, last).
 Read = Callable[[str, tuple[int, int] | None], np.ndarray]
 
 

@@ -84,6 +84,45 @@ def test_plain_matrices_can_be_asked_for_in_another_type(made: Any) -> None:
     assert_same(load(out, dtype=jnp.bfloat16), load(original, dtype=jnp.bfloat16))
 
 
+def test_orbax_restores_it(made: Any) -> None:
+    """What this package reads by mapping files is an Orbax checkpoint to everybody else."""
+    import orbax.checkpoint as ocp
+
+    _, out = made("v2.5", "int8")
+    leaves = jax.tree_util.tree_leaves_with_path(load(out))
+    wanted = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        options = ocp.checkpoint_utils.construct_restore_args(wanted)
+        arrays = checkpointer.restore((out / "weights").absolute(), item=wanted, restore_args=options)
+    assert set(arrays) == set(wanted)
+    for name, leaf in wanted.items():
+        np.testing.assert_array_equal(arrays[name], leaf)
+
+
+def test_weights_are_used_where_they_lie(made: Any) -> None:
+    """On the CPU. Mapped arrays start with a page; the allocator's do so by chance, and not all of them."""
+    original, out = made("v2.5", None)
+    starts = {
+        name: [leaf.unsafe_buffer_pointer() % 4096 for leaf in jax.tree.leaves(load(folder))]
+        for name, folder in (("original", original), ("converted", out))
+    }
+    assert not any(starts["converted"])
+    assert any(starts["original"])
+
+
+def test_an_array_in_another_form_is_refused(made: Any) -> None:
+    _, out = made("v2.5", None)
+    about = out / "weights" / "final_norm" / ".zarray"
+    text = about.read_text()
+    try:
+        for old, new in (('"C"', '"F"'), ('"order"', '"Order"'), ("{", "[")):
+            about.write_text(text.replace(old, new, 1))
+            with pytest.raises(CheckpointError, match="final_norm"):
+                load(out)
+    finally:
+        about.write_text(text)
+
+
 def test_shards_are_read_onto_their_devices(made: Any) -> None:
     """Two devices, experts split over them: each holds its half and no other."""
     code = """

@@ -23,11 +23,19 @@ from tests import oracle_mtp
 from tests.oracle import Tensors
 
 PAGE, PAGES, HEADS = 4, 24, 3
+CHUNK = 16  # prompts come in steps of this many tokens: every size would be a program to compile
 TOKENS = np.random.default_rng(7).integers(0, 101, 45).tolist()  # four windows of 11
 
 
+run_step = jax.jit(step, static_argnames=("config", "vocab"))
+
+
 def mtp_config(**mtp: Any) -> ModelConfig:
-    return replace(tiny_config(), mtp=MtpDims(heads=HEADS, **mtp))
+    """A trunk of a full layer and two window layers, as small as it can be."""
+    config = tiny_config()
+    return replace(
+        config, layer_kinds=config.layer_kinds[:3], ffn_kinds=config.ffn_kinds[:3], mtp=MtpDims(heads=HEADS, **mtp)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +61,19 @@ class Sequence1:
         nan = partial(jnp.full_like, fill_value=jnp.nan)  # of what nobody wrote
         self.cache: Cache = jax.tree.map(nan, init_cache(config, sizes))
         self.table = 1 + np.random.default_rng(1).permutation(PAGES - 1).astype(np.int32)
-        self.run = jax.jit(partial(step, config=config, vocab=config.vocab))
         self.start = 0
 
-    def step(self, tokens: Sequence[int], *, given: int, following: int = -1, padded: int = 0) -> StepOutputs:
-        """Runs tokens, the first `given` of which are known, in a step of `padded` tokens or just enough."""
-        width = max(padded, len(tokens))
+    def prompt(self, end: int) -> StepOutputs:
+        """Runs the tokens of TOKENS up to `end` that have not been run."""
+        while True:
+            part = TOKENS[self.start : min(self.start + CHUNK, end)]
+            outputs = self.step(part, given=len(part), following=TOKENS[self.start + len(part)])
+            if self.start == end:
+                return outputs
+
+    def step(self, tokens: Sequence[int], *, given: int, following: int = -1) -> StepOutputs:
+        """Runs tokens, the first `given` of which are known."""
+        width = next(width for width in (1, 1 + HEADS, CHUNK, len(TOKENS)) if width >= len(tokens))
         row = np.zeros(width, np.int32)
         row[: len(tokens)] = tokens
         window = self.config.window
@@ -75,7 +90,9 @@ class Sequence1:
             window_table=np.stack([np.resize(self.table[first : first + pages], pages), np.zeros(pages, np.int32)]),
             window_first=np.array([first, 0], np.int32),
         )
-        outputs, self.cache = self.run(self.params, self.cache, inputs, greedy(given, following))
+        outputs, self.cache = run_step(
+            self.params, self.cache, inputs, greedy(given, following), config=self.config, vocab=self.config.vocab
+        )
         self.start += given + int(outputs.accepted[0])
         return outputs
 
@@ -183,8 +200,8 @@ READINGS: dict[str, dict[str, Any]] = {
     "llama.cpp's": {"chained": True, "normed_hidden": False},
     "chained": {"chained": True},
 }
-# Prompt chunks around the window, and single tokens.
-CUTS = [[44], [11, 10, 12, 11], [1] * 44, [30, 1, 1, 5, 7]]
+# All at once, chunks around the window, and single tokens.
+CUTS = [[44], [11, 10, 12, 11], [1] * 44, [16, 14, 1, 1, 5, 7]]
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -194,9 +211,7 @@ def test_drafts_equal_the_oracles_however_the_tokens_came(params: Params, readin
     sequence = Sequence1(params, config)
     for count in cuts:
         end = sequence.start + count
-        outputs = sequence.step(
-            TOKENS[sequence.start : end], given=count, following=TOKENS[end], padded=16 * (count > 1)
-        )
+        outputs = sequence.step(TOKENS[sequence.start : end], given=count, following=TOKENS[end])
         if count > 1 or end in (1, 2, 3, 12, 44):
             assert outputs.drafts[0].tolist() == expected(params, config, TOKENS[: end + 1])
 
@@ -206,7 +221,8 @@ def test_drafts_equal_the_oracles_behind_accepted_and_rejected_ones(params: Para
     """What a wrong draft left in the cache is written anew with the token that came instead."""
     config = mtp_config(**READINGS[reading])
     sequence = Sequence1(params, config)
-    outputs = sequence.step(TOKENS[:20], given=20)
+    sequence.prompt(16)
+    outputs = sequence.step(TOKENS[16:20], given=4)
     tokens = [*TOKENS[:20], int(outputs.sampled.token[0, 0])]
     assert outputs.drafts[0].tolist() == expected(params, config, tokens)
     for right in (0, 3, 1, 2, 0, 0, 3, 3, 1):
@@ -245,8 +261,8 @@ def test_a_mistake_shows(params: Params, change: str) -> None:
         config = mtp_config(normed_hidden=False)
     sequence, right = Sequence1(wrong, config), mtp_config()
     same = []
-    for end in (20, 30, 44):
-        outputs = sequence.step(TOKENS[sequence.start : end], given=end - sequence.start, following=TOKENS[end])
+    for end in (16, 30, 44):
+        outputs = sequence.prompt(end)
         same.append(outputs.drafts[0].tolist() == expected(params, right, TOKENS[: end + 1]))
     assert not all(same)
 
