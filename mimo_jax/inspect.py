@@ -13,7 +13,7 @@ from mimo_jax.config import LayerKind, ModelConfig
 from mimo_jax.families import HF_FAMILIES
 from mimo_jax.families.mimo_v2_published import PUBLISHED, published_forms
 from mimo_jax.families.reader import ConfigReader
-from mimo_jax.models import resolve_model
+from mimo_jax.models import BUILT_IN, resolve_model
 from mimo_jax.params import Params, param_specs
 from mimo_jax.weights import Fp8Block, Int8, MxFp4, is_format
 
@@ -55,7 +55,7 @@ def inspect_model(model: str, *, hf_overrides: dict[str, Any] | None = None) -> 
     """A folder, a .gguf file, a built-in name, or the name of a published model, which needs no files."""
     if model in PUBLISHED:
         return _summary(model, published_checkpoint(model, hf_overrides or {}))
-    return _summary(model, open_checkpoint(resolve_model(model), hf_overrides=hf_overrides))
+    return _summary(model, open_checkpoint(resolve_model(model, (*BUILT_IN, *PUBLISHED)), hf_overrides=hf_overrides))
 
 
 def published_checkpoint(name: str, overrides: dict[str, Any] | None = None) -> Checkpoint:

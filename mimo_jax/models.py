@@ -1,6 +1,7 @@
 """From what a user types as MODEL to a path: a folder, a .gguf file, or a built-in name."""
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 from mimo_jax.errors import CheckpointError
@@ -12,11 +13,11 @@ _SHIPPED = {"mimo-tiny": "mimo_tiny"}
 BUILT_IN = (*_PACKAGED, *_SHIPPED)
 
 
-def resolve_model(model: str | Path) -> Path:
+def resolve_model(model: str | Path, names: Sequence[str] = BUILT_IN) -> Path:
     """The folder or .gguf file that MODEL means. Nothing is ever downloaded.
 
-    Raises CheckpointError for a name that is no path and not built in, and for a built-in whose package is not
-    installed.
+    Raises CheckpointError for a name that is no path and not built in, listing the `names` that would do, and for a
+    built-in whose package is not installed.
     """
     if isinstance(model, str) and model in _SHIPPED:
         return Path(__file__).parent / _SHIPPED[model]
@@ -24,8 +25,8 @@ def resolve_model(model: str | Path) -> Path:
         return _packaged(model)
     path = _existing(model)
     if path is None:
-        names = ", ".join(BUILT_IN)
-        raise CheckpointError(f"{str(model)[:200]!r} is no folder, no .gguf file and no built-in model ({names})")
+        known = ", ".join(names)
+        raise CheckpointError(f"{str(model)[:200]!r} is no folder, no .gguf file and no built-in model ({known})")
     return path
 
 
