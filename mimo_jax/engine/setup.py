@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from mimo_jax.cache import PoolSizes, page_bytes
-from mimo_jax.checkpoint.checkpoint import open_checkpoint
+from mimo_jax.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from mimo_jax.checkpoint.load import load_params
 from mimo_jax.checkpoint.specs import QUANTIZATIONS
 from mimo_jax.config import LayerKind, ModelConfig
@@ -24,6 +24,8 @@ from mimo_jax.errors import short
 from mimo_jax.models import resolve_model
 from mimo_jax.steps import QUICK_START, Bucket, Steps, enable_compile_cache
 from mimo_jax.text import Tokenizer, load_tokenizer
+from pallas_kernels.attention import attention_choice
+from pallas_kernels.dispatch import Choice
 from sharding import Rules, make_mesh
 
 log = logging.getLogger(__name__)
@@ -112,15 +114,8 @@ def load_engine(
     Raises CheckpointError for a model that cannot be loaded, ValueError for options that do not fit it.
     """
     path = resolve_model(options.model)
-    checkpoint = open_checkpoint(path, hf_overrides=options.hf_overrides)
+    checkpoint = _open(path, options)
     tokenizer = load_tokenizer(path)
-    if options.num_speculative_tokens is not None:
-        if options.num_speculative_tokens > checkpoint.config.draft_heads:
-            there = checkpoint.config.draft_heads
-            raise ValueError(
-                f"num_speculative_tokens={options.num_speculative_tokens}; the model has {there} draft heads"
-            )
-        checkpoint = checkpoint.with_draft_heads(options.num_speculative_tokens)
     config = checkpoint.config
     device = jax.devices()[0]
     dtype = _DTYPES[auto_dtype(device) if options.dtype == "auto" else options.dtype]
@@ -140,6 +135,8 @@ def load_engine(
         cache_dtype=dtype,
         compiler_options=QUICK_START.get(device.platform, {}) if load is not None and load.alone else {},
     )
+    for choice in kernels(steps):
+        log.info("%s: %s (%s)", choice.op, choice.implementation, choice.why)
     enable_compile_cache(str(compile_cache_folder()))
     ladder = make_ladder(limits)
     first, rest = _compile_order(ladder, limits, load)
@@ -150,6 +147,28 @@ def load_engine(
         compiling.result()
     steps.warm_up(rest, wait=False)
     return Engine(params, steps, limits, ladder, tokenizer=tokenizer, seed=options.seed)
+
+
+def _open(path: Path, options: EngineOptions) -> Checkpoint:
+    """The model with as many draft heads as are asked for."""
+    checkpoint = open_checkpoint(path, hf_overrides=options.hf_overrides)
+    wanted, there = options.num_speculative_tokens, checkpoint.config.draft_heads
+    if wanted is None:
+        return checkpoint
+    if wanted > there:
+        raise ValueError(f"num_speculative_tokens={wanted}; the model has {there} draft heads")
+    return checkpoint.with_draft_heads(wanted)
+
+
+def kernels(steps: Steps) -> tuple[Choice, ...]:
+    """What each op of the steps runs on, and why."""
+    with jax.set_mesh(steps.mesh):
+        return tuple(
+            replace(made, op=f"{made.op}, {kind.name.lower()} layers")
+            for kind in steps.config.kinds
+            for dims in [steps.config.dims(kind)]
+            for made in [attention_choice("auto", dims.head_dim, dims.v_dim, steps.dtype, steps.cache_dtype)]
+        )
 
 
 def _compile_order(ladder: Ladder, limits: Limits, load: Load | None) -> tuple[list[Bucket], list[Bucket]]:

@@ -1,5 +1,5 @@
 """Paged attention, full or windowed, with or without sinks; prefill and decode."""
 
-from pallas_kernels.attention.api import paged_attention
+from pallas_kernels.attention.api import attention_choice, paged_attention
 
-__all__ = ["paged_attention"]
+__all__ = ["attention_choice", "paged_attention"]

@@ -26,6 +26,7 @@ from pallas_kernels.triton import parts, precision
 
 _LEAST_ROWS = 16  # a matrix unit's
 _MOST_ROWS = 64
+_TILE_BYTES = 48 << 10  # keys and values of a tile, within the 64 KiB that an AMD compute unit shares
 _UNSEEN = -1e30  # a logit nobody sees; finite, so that a difference of two is 0 and not NaN
 # A context is shared by so many programs that each has about this much of the table to go through, and no more than
 # these: a step of few sequences would leave most of a GPU idle.
@@ -66,7 +67,8 @@ def paged_attention_gpu(
     group = heads // kv_heads
     width = page_table.shape[1]
     if blocks is None:
-        blocks = choose_blocks(step * group, width * page, window_tokens, query.dtype, seqs * kv_heads)
+        token_bytes = (query.shape[3] + v_dim) * key_pages.dtype.itemsize
+        blocks = choose_blocks(step * group, width * page, window_tokens, token_bytes, seqs * kv_heads)
     row_blocks = pl.cdiv(step * group, blocks.rows)
     sinks = jnp.full((heads,), _UNSEEN) if sink is None else sink.astype(jnp.float32)
 
@@ -94,10 +96,13 @@ def paged_attention_gpu(
     return _merged(out, *rest).astype(query.dtype) if rest else out[0]
 
 
-def choose_blocks(rows: int, context_tokens: int, window_tokens: int | None, dtype: Any, neighbours: int) -> Blocks:
-    """For so many query rows a KV head, a table of `context_tokens`, and `neighbours` (sequence, KV head) pairs."""
+def choose_blocks(
+    rows: int, context_tokens: int, window_tokens: int | None, token_bytes: int, neighbours: int
+) -> Blocks:
+    """For so many query rows a KV head, a table of `context_tokens` whose keys and values take `token_bytes` each, and
+    `neighbours` (sequence, KV head) pairs."""
     block = min(_MOST_ROWS, max(_LEAST_ROWS, pl.next_power_of_2(rows)))
-    tile = 64 if jnp.dtype(dtype).itemsize <= 2 else 32
+    tile = next(tile for tile in (64, 32, 16) if tile * token_bytes <= _TILE_BYTES or tile == 16)
     splits = 1
     if rows <= block and window_tokens is None:
         wanted = context_tokens // _SPLIT_TOKENS
