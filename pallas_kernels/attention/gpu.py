@@ -118,6 +118,12 @@ def _merged(sums: Array, tops: Array, totals: Array) -> Array:
     return out / jnp.where(total == 0, 1.0, total)[..., None]
 
 
+def _share(begin: Array, end: Array, split: Array, splits: int) -> tuple[Array, Array]:
+    """The tiles of [begin, end) that are one split's."""
+    most = pl.cdiv(jnp.maximum(end - begin, 0), splits)
+    return begin + split * most, jnp.minimum(end, begin + (split + 1) * most)
+
+
 def _kernel(
     query_ref: Any,
     keys_ref: Any,
@@ -166,9 +172,7 @@ def _kernel(
     begin = jnp.clip(first - table_start, 0, width * page) // blocks.tile_tokens
     last = jnp.minimum(length, query_position.max() + 1)
     end = pl.cdiv(jnp.clip(last - table_start, 0, width * page), blocks.tile_tokens)
-    share = pl.cdiv(jnp.maximum(end - begin, 0), blocks.splits)
-    begin = begin + split * share
-    end = jnp.minimum(end, begin + share)
+    begin, end = _share(begin, end, split, blocks.splits)
 
     def tile(index: Array, carry: tuple[Array, Array, tuple[Array, ...]]) -> tuple[Array, Array, tuple[Array, ...]]:
         top, total, sums = carry
@@ -176,7 +180,9 @@ def _kernel(
         position = table_start + token
         owned = (position < length) & (token < width * page) & (position >= first_position)
         entry = jnp.minimum(token // page, width - 1)
-        page_id, place = (plgpu.load(table_ref.at[seq, entry], mask=owned, other=0), token % page)
+        page_id = plgpu.load(table_ref.at[seq, entry], mask=owned, other=0)
+        # Whatever a table says, nothing outside the pages is read: another process's memory could lie there.
+        page_id, place = jnp.clip(page_id, 0, keys_ref.shape[0] - 1), token % page
 
         def load(ref: Any, part: Any) -> Array:  # [tile, part]; nobody's tokens may hold anything, NaN included
             at = ref.at[page_id[:, None], place[:, None], kv_head, part.columns[None, :]]

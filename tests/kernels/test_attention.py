@@ -73,6 +73,27 @@ def test_a_padding_row_yields_zeros(attend: Attend, name: str) -> None:
     assert not paged(attend, CASES[name])[padding].any()
 
 
+def test_a_page_id_out_of_range_reads_some_page(attend: Attend) -> None:
+    """No caller may ask for it; what comes out means nothing, and nothing beyond the pages is touched."""
+    key = jax.random.normal(jax.random.key(0), (2, 4, 1, 16))
+    integers = [jnp.array(values, jnp.int32) for values in ([0], [[7]], [8])]
+    outs = [
+        attend(
+            jnp.ones((1, 1, 2, 16)),
+            key,
+            key,
+            jnp.array([[page_id, 1]], jnp.int32),
+            *integers,
+            scale=0.3,
+            window_tokens=None,
+            first_position=0,
+            sink=None,
+        )
+        for page_id in (2, 2**31 - 1, -5)
+    ]
+    assert all(np.isfinite(out).all() for out in outs)
+
+
 def test_a_token_of_a_sequence_is_the_same_computed_alone_or_in_a_chunk(attend: Attend) -> None:
     case = CASES["window with sinks"]
     row = 3
