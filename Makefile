@@ -15,7 +15,7 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/mimo-jax generate mimo-tiny --chat --max-model-len 512 --max-tokens 200 --prompt "$(TINY_PROMPT)"
 
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .
