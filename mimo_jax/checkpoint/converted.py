@@ -4,7 +4,8 @@
     weights/           the arrays (Orbax)
     config.json, tokenizer.json, ... or tokenizer.gguf    what the original's tokenizer is read from
 
-A folder is written under another name and renamed when it is whole.
+A folder is written under another name and renamed when it is whole; a killed conversion leaves `.NAME.PID.part`.
+Weights are mapped: whoever changes a folder's files changes the models that run from it.
 """
 
 import json
@@ -63,7 +64,10 @@ def write_converted(checkpoint: Checkpoint, params: Params, dtype: str, folder: 
             "files": {name: (part / name).stat().st_size for name in _files(part)},
         }
         (part / CONVERTED).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        part.rename(folder)
+        try:
+            part.rename(folder)
+        except OSError as error:  # another conversion was quicker
+            raise CheckpointError(f"{folder}: {error.strerror}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -73,7 +77,10 @@ def open_converted(folder: Path) -> Checkpoint:
     about = read_json(folder / CONVERTED)
     if set(about) != _KEYS or about["version"] != _VERSION:
         raise CheckpointError(f"{folder / CONVERTED}: is not of version {_VERSION}; convert the model again")
-    for name, size_bytes in about["files"].items():
+    files, arrays = about["files"], about["arrays"]
+    if not isinstance(files, dict) or not isinstance(arrays, dict):
+        raise CheckpointError(f"{folder / CONVERTED}: files and arrays are no objects; convert the model again")
+    for name, size_bytes in files.items():
         file = folder / name
         if not file.is_file() or file.stat().st_size != size_bytes:
             raise CheckpointError(f"{file}: is missing or does not have {size_bytes} bytes; convert the model again")
@@ -89,8 +96,10 @@ def open_converted(folder: Path) -> Checkpoint:
     pairs = zip(jax.tree.leaves(sources), jax.tree.leaves(specs), strict=True)
     forms = {source.names[0]: Form(jnp.dtype(spec.dtype).name, spec.shape) for source, spec in pairs}
     for name, form in forms.items():
-        if about["arrays"].get(name) != [form.dtype, *form.shape]:
-            raise CheckpointError(f"{folder}: {name} is {about['arrays'].get(name)}; {form} is needed")
+        if arrays.get(name) != [form.dtype, *form.shape]:
+            raise CheckpointError(f"{folder}: {name} is {arrays.get(name)}; {form} is needed")
+        if f"{_WEIGHTS}/{name}/.zarray" not in files:
+            raise CheckpointError(f"{folder / CONVERTED}: the files of {name} are not listed; convert the model again")
 
     def read(name: str, rows: tuple[int, int] | None) -> np.ndarray:
         array = map_array(folder / _WEIGHTS, name, np.dtype(forms[name].dtype), forms[name].shape)

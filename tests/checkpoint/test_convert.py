@@ -1,6 +1,5 @@
 """Converted models: the same model, whole or not at all."""
 
-import dataclasses
 import json
 import os
 import re
@@ -16,13 +15,11 @@ import numpy as np
 import pytest
 
 from mimo_jax import CheckpointError, Params
-from mimo_jax.checkpoint import converted, gguf
+from mimo_jax.checkpoint import converted
 from mimo_jax.checkpoint.checkpoint import CONVERTED, open_checkpoint
-from mimo_jax.checkpoint.config_json import config_from_json, config_to_json
 from mimo_jax.checkpoint.load import load_params
 from mimo_jax.cli import main
 from mimo_jax.convert import convert_model
-from mimo_jax.text import load_tokenizer
 from sharding import Rules, make_mesh
 from tests import tiny
 from tests.checkpoint.published import publish
@@ -198,6 +195,23 @@ def test_a_killed_conversion_leaves_no_folder_that_loads(
         open_checkpoint(part)
 
 
+def test_of_two_conversions_to_one_folder_one_is_told(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, _ = made("v2.5", None)
+    save = converted.save_arrays
+
+    def overtaken(folder: Path, arrays: dict[str, Any]) -> None:
+        save(folder, arrays)
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "the other's").write_text("")
+
+    monkeypatch.setattr(converted, "save_arrays", overtaken)
+    with pytest.raises(CheckpointError, match="out"):
+        convert_model(original, tmp_path / "out")
+    assert [file.name for file in tmp_path.rglob("*")] == ["out", "the other's"]
+
+
 def test_a_folder_that_is_there_is_not_touched(made: Any, tmp_path: Path) -> None:
     original, _ = made("v2.5", None)
     (tmp_path / "mine").write_text("mine")
@@ -217,6 +231,9 @@ def test_a_folder_that_is_there_is_not_touched(made: Any, tmp_path: Path) -> Non
         (lambda about: about["config"].update(layer_kinds=["X"]), "X"),
         (lambda about: about["config"].update(vocab=102), "embedding"),
         (lambda about: about["arrays"].pop("layers.0.ffn.up"), "layers.0.ffn.up"),
+        (lambda about: about.update(files=[]), "files"),
+        (lambda about: about.update(arrays=[]), "arrays"),
+        (lambda about: about.update(files={}), "not listed"),
         (lambda about: about["formats"].update({"layers.0.attention.query": ["int3"]}), "int3"),
     ],
 )
@@ -237,31 +254,6 @@ def test_a_changed_description_is_refused(
 def test_overrides_are_refused(made: Any) -> None:
     with pytest.raises(CheckpointError, match="hf_overrides"):
         open_checkpoint(made("v2.5", None)[1], hf_overrides={"sliding_window": 3})
-
-
-# ---- config and tokenizer ----
-
-
-@pytest.mark.parametrize("case", tiny.cases(), ids=lambda case: case.name)
-def test_configs_survive_json(case: tiny.Case, tmp_path: Path) -> None:
-    config = open_checkpoint(case.into(tmp_path)).config
-    back = config_from_json(json.loads(json.dumps(config_to_json(config))))
-    assert back == config
-    assert hash(back) == hash(config)
-    with pytest.raises(ValueError, match="norm_epsilon"):
-        config_from_json(config_to_json(config) | {"norm_epsilon": "small"})
-    assert dataclasses.replace(back, vocab=7) != config
-
-
-def test_the_tokenizer_of_a_gguf_comes_along(smollm2_path: Path, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.gguf").write_bytes(gguf.without_tensors(smollm2_path))
-    one, two = load_tokenizer(smollm2_path), load_tokenizer(tmp_path)
-    assert one is not None
-    assert two is not None
-    text = "What is the capital of France? 12345 ünïcode"
-    assert two.encode(text) == one.encode(text)
-    assert two.chat_template is not None
-    assert two.stop_token_ids == one.stop_token_ids
 
 
 def test_the_command_makes_a_model_for_the_other_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
