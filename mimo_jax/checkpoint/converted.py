@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,12 @@ def open_converted(folder: Path) -> Checkpoint:
         if f"{_WEIGHTS}/{name}/.zarray" not in files:
             raise CheckpointError(f"{folder / CONVERTED}: the files of {name} are not listed; convert the model again")
 
+    @lru_cache(maxsize=2)  # a weight's values and its factors, read in blocks of rows
+    def whole(name: str) -> np.ndarray:
+        return map_array(folder / _WEIGHTS, name, np.dtype(forms[name].dtype), forms[name].shape)
+
     def read(name: str, rows: tuple[int, int] | None) -> np.ndarray:
-        array = map_array(folder / _WEIGHTS, name, np.dtype(forms[name].dtype), forms[name].shape)
-        return array[slice(*rows)] if rows else array
+        return whole(name)[slice(*rows)] if rows else whole(name)
 
     return Checkpoint(folder, config, sources, about["dtype"], read, forms, mapped=True)
 

@@ -92,17 +92,16 @@ def _check(
         raise ValueError(
             f"value_pages is {value_pages.shape}, key_pages is {key_pages.shape}: the first three must agree"
         )
-    if page_table.shape[0] != seqs:
-        raise ValueError(f"page_table has {page_table.shape[0]} rows, query has {seqs} sequences")
     if window_tokens is not None and window_tokens < 1:
         raise ValueError(f"window_tokens={window_tokens}; at least 1 is needed")
     if sink is not None and sink.shape != (heads,):
         raise ValueError(f"sink is {sink.shape}; ({heads},) is needed, one a query head")
-    row = (seqs,)
-    shapes = {"first_page": (first_page, row), "positions": (positions, (seqs, step)), "lengths": (lengths, row)}
-    for name, (array, shape) in shapes.items():
-        if array.shape != shape:
-            raise ValueError(f"{name} is {array.shape}; {shape} is needed")
-    for name, array in (("page_table", page_table), *((name, array) for name, (array, _) in shapes.items())):
-        if array.dtype != jnp.int32:
-            raise ValueError(f"{name} is {array.dtype}; int32 is needed")
+    integers = {
+        "page_table": (page_table, (seqs, *page_table.shape[1:])),
+        "first_page": (first_page, (seqs,)),
+        "positions": (positions, (seqs, step)),
+        "lengths": (lengths, (seqs,)),
+    }
+    for name, (array, shape) in integers.items():
+        if array.shape != shape or array.dtype != jnp.int32:
+            raise ValueError(f"{name} is {array.dtype} {array.shape}; int32 {shape} is needed")

@@ -204,10 +204,9 @@ def _kernel(
         )
         return new_top, total * shrink + weights.sum(axis=1), sums
 
-    sink = sink_ref[head] if has_sink else jnp.full((blocks.rows,), _UNSEEN)
     counts = has_sink & (split == 0)  # once, whatever the number of splits
     carry = (
-        jnp.where(counts, sink, _UNSEEN),
+        jnp.where(counts, sink_ref[head], _UNSEEN),
         jnp.where(counts, jnp.ones((blocks.rows,), jnp.float32), 0.0),
         tuple(jnp.zeros((blocks.rows, part.size), jnp.float32) for part in v_parts),
     )

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def main(name: str) -> int:
         dump = Path(scratch)
         described.prepare(dump)
         failed = 0
-        for case, function, arguments in cases(described.devices(name)):
+        for case, function, arguments in cases(described.device(name)):
             line: dict[str, Any] = {"gpu": name, "case": case}
             try:
                 line |= compiled(function, arguments, dump, "rocm" if described.is_amd(name) else "cuda")
@@ -60,8 +59,8 @@ def _is_code(file: Path) -> bool:
     return file.name.endswith((".ptx", ".ir-with-opt.ll"))
 
 
-def cases(devices: tuple[Any, ...]) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Name, function and shapes of its arguments, on the first device."""
+def cases(device: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    """Name, function and shapes of its arguments, on the device."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -69,7 +68,7 @@ def cases(devices: tuple[Any, ...]) -> Iterator[tuple[str, Any, tuple[Any, ...]]
 
     from pallas_kernels.attention import paged_attention
 
-    mesh = Mesh(np.array(devices[:1]), ("x",), axis_types=(AxisType.Auto,))
+    mesh = Mesh(np.array([device]), ("x",), axis_types=(AxisType.Auto,))
     place = NamedSharding(mesh, PartitionSpec())
 
     def array(dtype: Any, *shape: int) -> Any:
@@ -103,14 +102,12 @@ def cases(devices: tuple[Any, ...]) -> Iterator[tuple[str, Any, tuple[Any, ...]]
             array(jnp.int32, seqs),
         )
         options = {"scale": head_dim**-0.5, "window_tokens": window, "first_position": 0, "impl": "pallas"}
-        if window is None:
-            yield f"attention: {name}, {dtype.__name__}", partial(paged_attention, **options, sink=None), arguments
-            continue
+        sink = None if window is None else array(jnp.float32, kv_heads * group)
 
-        def with_sink(sink: Any, *arguments: Any, options: Any = options) -> Any:
+        def attend(sink: Any, *arguments: Any, options: Any = options) -> Any:
             return paged_attention(*arguments, **options, sink=sink)
 
-        yield f"attention: {name}, {dtype.__name__}", with_sink, (array(jnp.float32, kv_heads * group), *arguments)
+        yield f"attention: {name}, {dtype.__name__}", attend, (sink, *arguments)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ def prepare(dump: Path) -> None:
     }
 
 
-@cache
-def devices(name: str, count: int = 1) -> tuple[Any, ...]:
-    """`count` described devices. An AMD one needs the stand-ins in LD_LIBRARY_PATH."""
+def device(name: str) -> Any:
+    """The described device. An AMD one needs the stand-ins in LD_LIBRARY_PATH."""
     from jax.experimental import topologies
 
     platform = "cuda"
@@ -38,7 +36,7 @@ def devices(name: str, count: int = 1) -> tuple[Any, ...]:
         _load_rocm_plugin()
         platform = "rocm"
     text = (GPUS / f"{name}.txtpb").read_text()
-    return tuple(topologies.get_topology_desc("", platform, target_config=text, topology=f"1x1x{count}").devices)
+    return topologies.get_topology_desc("", platform, target_config=text, topology="1x1x1").devices[0]
 
 
 def _load_rocm_plugin() -> None:
