@@ -8,6 +8,12 @@ import enum
 from dataclasses import dataclass
 
 
+def _at_least_one(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name}={value}; at least 1 is needed")
+
+
 class LayerKind(enum.Enum):
     """Which keys a layer's queries see, and so which pool of the cache holds them."""
 
@@ -55,12 +61,13 @@ class AttentionDims:
     rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
+        _at_least_one(heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, v_dim=self.v_dim)
         if self.heads % self.kv_heads:
             raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
         if self.rotary_dims % 2 or not 0 < self.rotary_dims <= self.head_dim:
             raise ValueError(f"rotary_dims={self.rotary_dims}; an even number up to head_dim={self.head_dim} is needed")
-        if self.window_tokens is not None and self.window_tokens < 1:
-            raise ValueError(f"window_tokens={self.window_tokens}; at least 1 is needed")
+        if self.window_tokens is not None:
+            _at_least_one(window_tokens=self.window_tokens)
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ class MoeDims:
     routed_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        _at_least_one(ffn=self.ffn)
         if not 0 < self.experts_per_token <= self.experts:
             raise ValueError(f"experts_per_token={self.experts_per_token}; 1 to experts={self.experts} are possible")
 
@@ -127,6 +135,11 @@ class ModelConfig:
     mtp: MtpDims | None = None
 
     def __post_init__(self) -> None:
+        _at_least_one(vocab=self.vocab, embed=self.embed, max_position_tokens=self.max_position_tokens)
+        if FfnKind.DENSE in self.ffn_kinds or self.mtp is not None:
+            _at_least_one(ffn=self.ffn)
+        if not self.norm_epsilon > 0:
+            raise ValueError(f"norm_epsilon={self.norm_epsilon}; a number above 0 is needed")
         if len(self.layer_kinds) != len(self.ffn_kinds):
             raise ValueError(f"{len(self.layer_kinds)} layer kinds but {len(self.ffn_kinds)} ffn kinds")
         if not self.layer_kinds:

@@ -6,9 +6,8 @@ import jax
 
 from mimo_jax.checkpoint.checkpoint import open_checkpoint
 from mimo_jax.checkpoint.converted import write_converted
-from mimo_jax.checkpoint.load import load_params
+from mimo_jax.checkpoint.load import load_weights
 from mimo_jax.engine.setup import auto_dtype
-from mimo_jax.errors import CheckpointError
 from mimo_jax.models import resolve_model
 from sharding import Rules, make_mesh
 
@@ -21,13 +20,13 @@ def convert_model(
     dtype          of plain matrices: "auto" (what an engine on this machine uses), "float32" or "bfloat16"
     quantization   as for the engine: None keeps each weight in its format
 
-    All weights are in memory meanwhile. Raises CheckpointError when `out` is there or the model cannot be loaded.
+    One layer at a time is in memory. Raises CheckpointError when `out` is there already or cannot be written, or when
+    the model cannot be loaded; either is known, where it can be, before weights are read.
     """
-    if out.exists():
-        raise CheckpointError(f"{out}: is there already")
     device = jax.devices()[0]
     if dtype == "auto":
         dtype = auto_dtype(device)
     checkpoint = open_checkpoint(resolve_model(model))
-    params = load_params(checkpoint, dtype, make_mesh(device), Rules(), quantization=quantization, progress=progress)
-    write_converted(checkpoint, params, dtype, out)
+    specs = checkpoint.specs(dtype, quantization)
+    weights = load_weights(checkpoint, specs, make_mesh(device), Rules(), progress=progress)
+    write_converted(checkpoint, weights, specs, dtype, out)

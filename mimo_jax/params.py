@@ -92,6 +92,11 @@ class Params:
     mtp: tuple[MtpHead, ...] = ()
 
 
+def parameter_name(path: Any) -> str:
+    """Of a path in a `Params` tree: layers.0.attention.query, layers.0.attention.query.scale"""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
 def param_specs(config: ModelConfig, dtype: Any = jnp.bfloat16) -> Params:
     """`Params` of ArraySpec. Matrices have `dtype`; norms, sinks and the router are float32."""
     kinds = zip(config.layer_kinds, config.ffn_kinds, strict=True)

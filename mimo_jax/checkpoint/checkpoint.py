@@ -106,7 +106,7 @@ def describe(
     folder: Path, family: Family, reader: ConfigReader, forms: Forms
 ) -> tuple[ModelConfig, Params, dict[str, int]]:
     """Config, sources and what is skipped, of a config and the tensors beside it; all of it checked."""
-    config = _checked(lambda: _with_context(family.config_from_hf(reader, forms)), folder / "config.json")
+    config = _checked(lambda: family.config_from_hf(reader, forms), folder / "config.json")
     sources = _checked(lambda: family.hf_sources(config, reader, forms), folder)
     return config, sources, _check(folder, config, sources, forms, family)
 
@@ -120,7 +120,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     values = {key: value for key, value in file.metadata.items() if not key.startswith(GGUF_IGNORED_PREFIXES)}
     reader = ConfigReader(values, str(path))
     forms = {name: Form("float32", tensor.shape) for name, tensor in file.tensors.items()}  # what they expand to
-    config = _checked(lambda: _with_context(read_config(file, reader)), path)
+    config = _checked(lambda: read_config(file, reader), path)
     sources = _checked(lambda: sources_of(config, forms), path)
     skipped = _check(path, config, sources, forms, family)
     return Checkpoint(
@@ -132,12 +132,6 @@ def _pick(families: dict[str, Family], name: Any, where: str) -> Family:
     if not isinstance(name, str) or name not in families:
         raise CheckpointError(f"{where} is {name!r}; supported are {', '.join(families)}")
     return families[name]
-
-
-def _with_context(config: ModelConfig) -> ModelConfig:
-    if config.max_position_tokens < 1:
-        raise ValueError(f"the context is {config.max_position_tokens} tokens; at least 1 is needed")
-    return config
 
 
 def _checked(make: Callable[[], T], where: Path) -> T:

@@ -7,6 +7,7 @@ changes its format does so in blocks of rows. What a converted model stores is m
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from mimo_jax.checkpoint.numbers import quantise
 from mimo_jax.checkpoint.rows import Read, float_rows, read_rows, read_slice
 from mimo_jax.errors import CheckpointError
 from mimo_jax.families.source import Source
-from mimo_jax.params import ArraySpec, Params
+from mimo_jax.params import ArraySpec, Params, parameter_name
 from mimo_jax.weights import Fp8Block, Int8, is_format
 from sharding import Rules, array_sharding
 
@@ -44,19 +45,25 @@ def load_params(
     They are placed by `rules`. Plain matrices have `dtype`; norms, sinks and router float32.
     """
     specs = checkpoint.specs(dtype, quantization)
-    total = sum(spec.size_bytes for spec in jax.tree.leaves(specs))
-    targets, tree = jax.tree.flatten(specs, is_leaf=is_format)
+    weights = load_weights(checkpoint, specs, mesh, rules, progress=progress)
+    return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_format), [weight for _, weight in weights])
+
+
+def load_weights(
+    checkpoint: Checkpoint, specs: Params, mesh: Mesh, rules: Rules, *, progress: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """Name and weight one by one, in the tree's order: whoever drops one before the next never has the whole model."""
+    targets = jax.tree_util.tree_leaves_with_path(specs, is_leaf=is_format)
     sources = jax.tree.leaves(checkpoint.sources, is_leaf=is_format)
-    weights: list[Any] = []
+    total = sum(spec.size_bytes for spec in jax.tree.leaves(specs))
     with tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=not progress) as bar:
 
         def place(array: np.ndarray, spec: ArraySpec) -> Array:
             bar.update(spec.size_bytes)
             return jax.device_put(array, array_sharding(spec.shape, spec.axes, rules, mesh), may_alias=True)
 
-        for source, target in zip(sources, targets, strict=True):
-            weights.append(jax.tree.map(place, _load(checkpoint, source, target), target))
-    return jax.tree.unflatten(tree, weights)
+        for source, (path, target) in zip(sources, targets, strict=True):
+            yield parameter_name(path), jax.tree.map(place, _load(checkpoint, source, target), target)
 
 
 def _load(checkpoint: Checkpoint, source: Any, target: Any) -> Any:
@@ -64,14 +71,11 @@ def _load(checkpoint: Checkpoint, source: Any, target: Any) -> Any:
     read = checkpoint.read
     stored: Any = jax.tree.structure(source)
     if stored == jax.tree.structure(target):  # of the same format
-        if checkpoint.mapped:
-            return jax.tree.map(lambda leaf, spec: _mapped(read, leaf, spec), source, target)
-        if isinstance(source, Fp8Block):
-            scale = _read(read, source.scale, target.scale)
-            if not np.isfinite(scale).all():
-                raise CheckpointError(f"{source.scale.names[0]}: a factor is not finite")
-            return Fp8Block(_read(read, source.values, target.values), scale, source.block)
-        return jax.tree.map(lambda leaf, spec: _read(read, leaf, spec), source, target)
+        one = _mapped if checkpoint.mapped else _read
+        weight = jax.tree.map(partial(one, read), source, target)
+        if isinstance(weight, Fp8Block | Int8) and not np.isfinite(weight.scale).all():
+            raise CheckpointError(f"{source.scale.names[0]}: a factor is not finite")
+        return weight
     if isinstance(target, Int8):
         return _requantised(read, source, target)
     out = _aligned_empty(target.shape, jnp.dtype(target.dtype))
