@@ -4,7 +4,7 @@ VENV := .venv$(if $(filter-out python3,$(notdir $(PYTHON))),-$(notdir $(PYTHON))
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 GPU_CHECK := .venv-gpu-check
-TINY_PROMPT := Write a JSON record for a person with the fields languages, age, married and name.
+TINY_PROMPT := Write a JSON record for a person with the fields name, age, married and languages.
 PIP := -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo test check parity portability references bench clean

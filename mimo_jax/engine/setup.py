@@ -31,7 +31,8 @@ from sharding import Rules, make_mesh
 log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-# What is left for the cache: of a GPU's memory behind the weights, and of the memory that a computer has free.
+# What weights and cache may take of a GPU's memory, and the cache of a computer's: of all that there is and not of what
+# is free just now, because with another size of the pools every program is another one and has to be compiled again.
 _DEVICE_SHARE = 0.9
 _HOST_SHARE = 0.125
 
@@ -120,13 +121,16 @@ def load_engine(
     device = jax.devices()[0]
     dtype = _DTYPES[auto_dtype(device) if options.dtype == "auto" else options.dtype]
     limits = make_limits(options, config, device)
-    sizes = pool_sizes(options, config, limits, device, dtype)
+    specs = checkpoint.specs(dtype, options.quantization)
+    weight_bytes = sum(spec.size_bytes for spec in jax.tree.leaves(specs))
+    budget = options.kv_cache_memory_bytes or cache_budget(device, weight_bytes)
+    sizes = pool_sizes(config, limits, budget, dtype)
     vocab = config.vocab if tokenizer is None else min(config.vocab, tokenizer.vocab_size)
     mesh, rules = make_mesh(device), Rules()
     load = None if expect is None else expect(tokenizer, limits)
     steps = Steps(
         config,
-        checkpoint.specs(dtype, options.quantization),
+        specs,
         sizes,
         mesh,
         rules,
@@ -205,10 +209,8 @@ def make_limits(options: EngineOptions, config: ModelConfig, device: jax.Device)
     )
 
 
-def pool_sizes(
-    options: EngineOptions, config: ModelConfig, limits: Limits, device: jax.Device, dtype: Any
-) -> PoolSizes:
-    """Pages of both pools from the memory there is.
+def pool_sizes(config: ModelConfig, limits: Limits, budget_bytes: int, dtype: Any) -> PoolSizes:
+    """Pages of both pools from the memory there is for them.
 
     The window pool gets what all running sequences can hold at once, the full pool the rest, up to what all of them
     could fill. Raises ValueError when not even one page is left.
@@ -218,19 +220,34 @@ def pool_sizes(
         decode, chunk = limits.window_pages(1 + limits.drafts), limits.window_pages(limits.prefill_tokens)
         most = limits.window_ceiling(limits.max_model_tokens)
         window_pages = limits.max_seqs * min(decode, most) + limits.prefill_rows * min(chunk, most)
-    full_page = page_bytes(config, LayerKind.FULL, options.block_size, dtype)
-    window_page = page_bytes(config, LayerKind.WINDOW, options.block_size, dtype)
-    budget = options.kv_cache_memory_bytes or _cache_budget(device)
+    full_page = page_bytes(config, LayerKind.FULL, limits.full_page_tokens, dtype)
+    window_page = page_bytes(config, LayerKind.WINDOW, limits.window_page_tokens, dtype)
     wanted = limits.max_seqs * limits.full_pages(limits.max_model_tokens)
-    room = (budget - (window_pages + 1) * window_page) // full_page - 1 if full_page else 0
+    room = (budget_bytes - (window_pages + 1) * window_page) // full_page - 1 if full_page else 0
     full_pages = min(wanted, room)
-    if full_pages < min(wanted, 1) or budget < (window_pages + 1) * window_page:
+    if full_pages < min(wanted, 1) or budget_bytes < (window_pages + 1) * window_page:
         raise ValueError(
-            f"{budget} bytes are too few for the cache: {window_pages} window pages of {window_page} bytes "
+            f"{budget_bytes} bytes are too few for the cache: {window_pages} window pages of {window_page} bytes "
             f"come first, then full pages of {full_page} bytes (kv_cache_memory_bytes)"
         )
-    log.info("cache: %d full pages, %d window pages of %d tokens", full_pages, window_pages, options.block_size)
-    return PoolSizes(full_pages + 1, window_pages + 1, options.block_size, options.block_size)
+    log.info("cache: %d full, %d window pages of %d tokens", full_pages, window_pages, limits.full_page_tokens)
+    return PoolSizes(full_pages + 1, window_pages + 1, limits.full_page_tokens, limits.window_page_tokens)
+
+
+def cache_budget(device: jax.Device, weight_bytes: int) -> int:
+    """Bytes for the cache on a device that holds nothing of this engine yet; ValueError if the weights leave none.
+
+    Rounded down by a sixteenth at most: a little more or less memory in use gives the same pools.
+    """
+    stats = device.memory_stats() or {}
+    if "bytes_limit" not in stats:
+        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _HOST_SHARE)
+    free_bytes = int(stats["bytes_limit"] * _DEVICE_SHARE) - int(stats.get("bytes_in_use", 0))
+    if free_bytes <= weight_bytes:
+        raise ValueError(f"the weights take {weight_bytes:,} bytes; {free_bytes:,} are there for them and the cache")
+    budget = free_bytes - weight_bytes
+    shift = max(0, budget.bit_length() - 5)
+    return budget >> shift << shift
 
 
 def compile_cache_folder() -> Path:
@@ -242,10 +259,3 @@ def compile_cache_folder() -> Path:
 def auto_dtype(device: jax.Device) -> str:
     """The dtype of plain weights and activations that suits a device."""
     return "float32" if device.platform == "cpu" else "bfloat16"
-
-
-def _cache_budget(device: jax.Device) -> int:
-    stats = device.memory_stats() or {}
-    if "bytes_limit" in stats:
-        return int(stats["bytes_limit"] * _DEVICE_SHARE) - int(stats.get("bytes_in_use", 0))
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _HOST_SHARE)

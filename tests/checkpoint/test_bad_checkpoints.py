@@ -197,6 +197,11 @@ def test_a_built_in_model_without_its_package_says_what_to_install(monkeypatch: 
         resolve_model("demo")
 
 
+def test_a_published_name_without_files_says_what_is_needed() -> None:
+    with pytest.raises(CheckpointError, match="give the folder of its files"):
+        resolve_model("mimo-v2-flash")
+
+
 def test_overrides_replace_keys_of_the_config_and_are_checked_alike(flash: Path) -> None:
     assert open_checkpoint(flash, hf_overrides={"sliding_window": 12}).config.window.window_tokens == 12
     with pytest.raises(CheckpointError, match="sliding_widow"):

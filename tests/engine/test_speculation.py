@@ -32,7 +32,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=
 def make_engine(params: Params, config: Any) -> Engine:
     device = jax.devices()[0]
     limits = make_limits(OPTIONS, config, device)
-    sizes = pool_sizes(OPTIONS, config, limits, device, jnp.float32)
+    sizes = pool_sizes(config, limits, 64 << 20, jnp.float32)
     specs = param_specs(config, jnp.float32)
     steps = Steps(config, specs, sizes, make_mesh(device), Rules(), config.vocab, jnp.float32, jnp.float32)
     engine = Engine(params, steps, limits, make_ladder(limits))
