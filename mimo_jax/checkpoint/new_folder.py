@@ -30,8 +30,10 @@ def new_folder(folder: Path, size_bytes: int = 0) -> Iterator[Path]:
         yield part
         _refuse_existing(folder)
         part.rename(folder)
-    finally:
+    except BaseException:
         shutil.rmtree(part, ignore_errors=True)
+        raise
+    finally:
         os.close(lock)
 
 
@@ -49,9 +51,12 @@ def _lock(part: Path, folder: Path) -> int:
         raise CheckpointError(f"{folder}: cannot be written: {error}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _refuse_existing(folder)  # whoever had the lock may have
-        if not os.path.samestat(os.fstat(lock), os.lstat(part)):
-            raise FileNotFoundError
+        own = part.exists() and os.path.samestat(os.fstat(lock), os.lstat(part))
+        if own and os.path.lexists(folder):  # whoever had the lock has finished meanwhile
+            shutil.rmtree(part)
+        _refuse_existing(folder)
+        if not own:
+            raise BlockingIOError
     except BaseException as error:
         os.close(lock)
         if isinstance(error, BlockingIOError | FileNotFoundError):

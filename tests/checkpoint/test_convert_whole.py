@@ -101,6 +101,20 @@ def test_one_who_waited_while_another_finished_is_told(tmp_path: Path, monkeypat
     assert [file.name for file in tmp_path.iterdir()] == ["elsewhere"]
 
 
+def test_one_who_came_while_another_finished_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between looking for the folder and making the part folder."""
+    flock = new_folder.fcntl.flock
+
+    def late(*arguments: Any) -> None:
+        (tmp_path / "out").mkdir()
+        flock(*arguments)
+
+    monkeypatch.setattr(new_folder.fcntl, "flock", late)
+    with pytest.raises(CheckpointError, match="there already"), new_folder.new_folder(tmp_path / "out"):
+        raise AssertionError
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize("name", ["file/out", "proc/out", "there", "link", ".", "a\0b", "n" * 300])
 def test_a_place_that_cannot_be_written_is_named_before_weights_are_read(
     name: str, made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
