@@ -18,8 +18,8 @@ def new_folder(folder: Path, size_bytes: int = 0) -> Iterator[Path]:
     Raises CheckpointError when `folder` is there, is being written, cannot be made, or when its disk has no room for
     `size_bytes`.
     """
-    _refuse_existing(folder)
     folder = Path(os.path.abspath(folder))
+    _refuse_existing(folder)
     part = folder.with_name(f".{folder.name}.part")
     lock = _lock(part, folder)
     try:

@@ -115,7 +115,7 @@ def test_one_who_came_while_another_finished_leaves_nothing(tmp_path: Path, monk
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("name", ["file/out", "proc/out", "there", "link", ".", "a\0b", "n" * 300])
+@pytest.mark.parametrize("name", ["file/out", "proc/out", "there", "link", ".", "nowhere/..", "a\0b", "n" * 300])
 def test_a_place_that_cannot_be_written_is_named_before_weights_are_read(
     name: str, made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
