@@ -1,5 +1,6 @@
 """Reading foreign configurations strictly: every key is used, expected or knowingly ignored."""
 
+import math
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ class ConfigReader:
         self._used: set[str] = set()
 
     def require(self, key: str, kind: type[T]) -> T:
-        """The value of a key that must be there and of this type; an int passes for a float."""
+        """The value of a key that must be there and of this type; an int passes for a float, a number is above 0."""
         if key not in self._values:
             raise CheckpointError(f"{self._where}: key {key!r} is missing")
         return self._typed(key, self._values[key], kind)
@@ -70,6 +71,8 @@ class ConfigReader:
             value = float(value)
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             raise CheckpointError(f"{self._where}: {key}={value!r} should be of type {kind.__name__}")
+        if isinstance(value, int | float) and kind is not bool and not 0 < value < math.inf:
+            raise CheckpointError(f"{self._where}: {key}={value!r}; a number above 0 is needed")
         return value
 
     @staticmethod

@@ -68,6 +68,29 @@ def test_a_missing_key_is_named_never_guessed(name: str, key: str, tmp_path: Pat
     refused(folder, str(folder / "config.json"), repr(key), "missing")
 
 
+NUMBERS = [
+    (
+        "mimo_v2_flash",
+        "hidden_size head_dim swa_head_dim v_head_dim num_attention_heads swa_num_key_value_heads vocab_size",
+    ),
+    (
+        "mimo_v2_flash",
+        "num_hidden_layers sliding_window rope_theta swa_rope_theta partial_rotary_factor layernorm_epsilon",
+    ),
+    ("mimo_v2_flash", "attention_value_scale routed_scaling_factor num_experts_per_tok moe_intermediate_size"),
+    ("llama", "hidden_size num_attention_heads num_key_value_heads head_dim rms_norm_eps max_position_embeddings"),
+    ("gemma3_text", "query_pre_attn_scalar rope_local_base_freq intermediate_size"),
+]
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name, keys in NUMBERS for key in keys.split()])
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
+def test_a_number_that_makes_no_model_is_named(name: str, key: str, value: float, tmp_path: Path) -> None:
+    folder = case_named(name).into(tmp_path)
+    edit_json(folder / "config.json", lambda config: config.update({key: value}))
+    refused(folder, str(folder / "config.json"), key, repr(value))
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
