@@ -31,7 +31,9 @@ def _fill_row(inputs: Any, index: int, row: Row) -> None:
     inputs.starts[index] = row.start
     inputs.counts[index] = row.count
     inputs.full_table[index, : len(request.full_pages)] = request.full_pages
-    inputs.window_table[index, : len(request.window_pages)] = request.window_pages
+    # Rejected drafts may have left it pages behind those that this step can touch.
+    window_pages = request.window_pages[: inputs.window_table.shape[1]]
+    inputs.window_table[index, : len(window_pages)] = window_pages
     inputs.window_first[index] = request.window_first
 
 
