@@ -3,7 +3,7 @@
     python -m tests.portability.check [--write]      # --write: the table in pallas_kernels/README.md is made anew
 
 No GPU is needed; `make portability` installs the compilers. Fails when a case does not compile, when a product of
-bfloat16 is not on the matrix units, when there is float64, or when the committed table is not this one.
+bfloat16 or int8 is not on the matrix units, when there is float64, or when the committed table is not this one.
 """
 
 import argparse
@@ -21,7 +21,11 @@ from tests.portability import described, stand_ins
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "pallas_kernels" / "README.md"
-_BFLOAT16 = re.compile(r"bf16|tcgen05\.mma.*kind::f16")  # the last takes its operands' type from a descriptor
+# What a matrix instruction for products of a type is called. tcgen05's f16 takes its operands' type from a descriptor.
+_UNITS = {
+    "bfloat16": re.compile(r"bf16|tcgen05\.mma.*kind::f16"),
+    "int8": re.compile(r"\.s8|tcgen05\.mma.*kind::i8|mfma\.i32.*i8"),
+}
 BEGIN, END = "<!-- made by `make portability` -->\n", "<!-- end -->\n"
 
 
@@ -63,8 +67,9 @@ def fault_of(line: dict[str, Any]) -> str | None:
         return str(line["error"])
     if line["float64"]:
         return "there is float64 in its code"
-    if line["case"].endswith("bfloat16") and not any(_BFLOAT16.search(name) for name in line["matrix"]):
-        return f"no bfloat16 matrix instruction: {line['matrix']}"
+    kind = line["case"].rpartition(", ")[2]
+    if kind in _UNITS and not any(_UNITS[kind].search(name) for name in line["matrix"]):
+        return f"no {kind} matrix instruction: {line['matrix']}"
     return None
 
 

@@ -11,7 +11,6 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,8 @@ def main(name: str) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         dump = Path(scratch)
         described.prepare(dump)
+        from tests.portability.cases import cases
+
         failed = 0
         for case, function, arguments in cases(described.device(name)):
             line: dict[str, Any] = {"gpu": name, "case": case}
@@ -57,57 +58,6 @@ def compiled(function: Any, arguments: Any, dump: Path, platform: str) -> dict[s
 
 def _is_code(file: Path) -> bool:
     return file.name.endswith((".ptx", ".ir-with-opt.ll"))
-
-
-def cases(device: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Name, function and shapes of its arguments, on the device."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-
-    from pallas_kernels.attention import paged_attention
-
-    mesh = Mesh(np.array([device]), ("x",), axis_types=(AxisType.Auto,))
-    place = NamedSharding(mesh, PartitionSpec())
-
-    def array(dtype: Any, *shape: int) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
-
-    # (seqs, step, KV heads, group, head_dim, v_dim, tokens a page, pages a sequence, window)
-    attention = {
-        "decode, full": (8, 1, 4, 16, 192, 128, 16, 256, None),
-        "decode, window": (8, 1, 8, 8, 192, 128, 16, 10, 128),
-        "verify, full": (8, 4, 4, 16, 192, 128, 16, 256, None),
-        "verify, window": (8, 4, 8, 8, 192, 128, 16, 10, 128),
-        "prefill, full": (2, 256, 4, 16, 192, 128, 64, 64, None),
-        "prefill, window": (2, 256, 8, 8, 192, 128, 64, 7, 128),
-        "prefill, 256 wide": (2, 64, 1, 4, 256, 256, 64, 64, None),
-        "decode, odd group": (3, 1, 3, 3, 64, 64, 128, 20, None),
-    }
-    types = [(name, jnp.bfloat16) for name in attention] + [
-        ("decode, window", jnp.float32),
-        ("prefill, full", jnp.float32),
-    ]
-    for name, dtype in types:
-        seqs, step, kv_heads, group, head_dim, v_dim, page, width, window = attention[name]
-        pages = 1 << 16  # indices of keys go past 2^31
-        arguments = (
-            array(dtype, seqs, step, kv_heads * group, head_dim),
-            array(dtype, pages, page, kv_heads, head_dim),
-            array(dtype, pages, page, kv_heads, v_dim),
-            array(jnp.int32, seqs, width),
-            array(jnp.int32, seqs),
-            array(jnp.int32, seqs, step),
-            array(jnp.int32, seqs),
-        )
-        options = {"scale": head_dim**-0.5, "window_tokens": window, "first_position": 0, "impl": "pallas"}
-        sink = None if window is None else array(jnp.float32, kv_heads * group)
-
-        def attend(sink: Any, *arguments: Any, options: Any = options) -> Any:
-            return paged_attention(*arguments, **options, sink=sink)
-
-        yield f"attention: {name}, {dtype.__name__}", attend, (sink, *arguments)
 
 
 if __name__ == "__main__":
