@@ -37,14 +37,15 @@ def int8_matmul(
     fit together.
     """
     _check(x, values, scale, group)
-    made = int8_matmul_choice(impl, x.dtype, *values.shape, group)
+    made = int8_matmul_choice(impl, x.dtype, values.shape, group)
     matmul = _IMPLEMENTATIONS[made.implementation]
     out: Array = matmul(x, values, scale, group=group, int8_activations=int8_activations)
     return out
 
 
-def int8_matmul_choice(impl: str, x_dtype: Any, outputs: int, columns: int, group: int) -> Choice:
-    """Which implementation runs for such arrays, and why. Raises ValueError when `impl` names one that cannot."""
+def int8_matmul_choice(impl: str, x_dtype: Any, shape: tuple[int, ...], group: int) -> Choice:
+    """Which implementation runs for a weight of [out, in], and why. Raises ValueError when `impl` names one that cannot."""
+    outputs, columns = shape
     refusal = None
     if jnp.dtype(x_dtype).name not in _KERNEL_DTYPES:
         refusal = f"x of type {jnp.dtype(x_dtype).name} ({', '.join(_KERNEL_DTYPES)})"

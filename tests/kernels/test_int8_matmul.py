@@ -147,4 +147,4 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="group=200000; products of at most 133144 columns"):
         int8_matmul(jnp.ones((1, 200000)), jnp.ones((1, 200000), jnp.int8), jnp.ones((1, 1)), group=200000)
     with pytest.raises(ValueError, match="a weight of 4294967296 elements"):
-        int8_matmul_choice("pallas", jnp.bfloat16, 1 << 16, 1 << 16, 128)
+        int8_matmul_choice("pallas", jnp.bfloat16, (1 << 16, 1 << 16), 128)
