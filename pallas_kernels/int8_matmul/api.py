@@ -44,7 +44,8 @@ def int8_matmul(
 
 
 def int8_matmul_choice(impl: str, x_dtype: Any, shape: tuple[int, ...], group: int) -> Choice:
-    """Which implementation runs for a weight of [out, in], and why. Raises ValueError when `impl` names one that cannot."""
+    """Which implementation runs for a weight of [out, in], and why. Raises ValueError when `impl` names one that cannot
+    take it."""
     outputs, columns = shape
     refusal = None
     if jnp.dtype(x_dtype).name not in _KERNEL_DTYPES:
