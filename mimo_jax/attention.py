@@ -9,8 +9,9 @@ from mimo_jax.config import AttentionDims
 from mimo_jax.layers import rms_norm
 from mimo_jax.params import Attention
 from mimo_jax.rope import apply_rope
-from mimo_jax.weights import Weight, linear
+from mimo_jax.weights import linear
 from pallas_kernels.attention import paged_attention
+from pallas_kernels.formats import Weight
 
 
 def attention_block(

@@ -15,7 +15,7 @@ from mimo_jax.families.mimo_v2_published import PUBLISHED, published_forms
 from mimo_jax.families.reader import ConfigReader
 from mimo_jax.models import BUILT_IN, resolve_model
 from mimo_jax.params import Params, param_specs
-from mimo_jax.weights import Fp8Block, Int8, MxFp4, is_format
+from pallas_kernels.formats import Fp8Block, Int8, MxFp4, is_format
 
 _CACHE_BYTES = 2  # bfloat16
 

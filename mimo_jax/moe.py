@@ -1,5 +1,7 @@
 """Mixture of experts with a sigmoid router (MiMo-V2): route, sort by expert, multiply, combine."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -34,8 +36,9 @@ def moe_ffn(x: Array, moe: Moe, dims: MoeDims, activation: str) -> Array:
         order = jnp.argsort(flat, stable=True)  # rows sorted by expert
         expert_of_row = flat[order]
         rows = tokens[order // dims.experts_per_token]
-        gate = activate(expert_linear(rows, moe.gate, expert_of_row), activation)
-        out = expert_linear(gate * expert_linear(rows, moe.up, expert_of_row), moe.down, expert_of_row)
+        multiply = partial(expert_linear, expert_of_row=expert_of_row, most_rows=tokens.shape[0])
+        gate = activate(multiply(rows, moe.gate), activation)
+        out = multiply(gate * multiply(rows, moe.up), moe.down)
         # Back to token order before the sum: a token's experts are added in one order, whoever else is in the batch.
         back = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
         per_token = out[back].reshape(*chosen.shape, -1)

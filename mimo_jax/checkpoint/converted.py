@@ -30,7 +30,7 @@ from mimo_jax.checkpoint.specs import in_format
 from mimo_jax.errors import CheckpointError
 from mimo_jax.families.source import Form, Forms, Piece, Source
 from mimo_jax.params import ArraySpec, Params, param_specs, parameter_name
-from mimo_jax.weights import Fp8Block, Int8, MxFp4, Weight, is_format
+from pallas_kernels.formats import Fp8Block, Int8, MxFp4, Weight, is_format
 
 _VERSION = 2
 _KEYS = {"version", "config", "dtype", "formats", "arrays", "files"}

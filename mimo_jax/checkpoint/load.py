@@ -23,7 +23,7 @@ from mimo_jax.checkpoint.rows import Read, float_rows, read_rows, read_slice
 from mimo_jax.errors import CheckpointError
 from mimo_jax.families.source import Source
 from mimo_jax.params import ArraySpec, Params, parameter_name
-from mimo_jax.weights import Fp8Block, Int8, is_format
+from pallas_kernels.formats import Fp8Block, Int8, is_format
 from sharding import Rules, array_sharding
 
 _BLOCK_BYTES = 16 << 20

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mimo_jax.weights import FP4_VALUES, MXFP4_GROUP, Fp8Block, Int8, MxFp4
+from pallas_kernels.formats import FP4_VALUES, MXFP4_GROUP, Fp8Block, Int8, MxFp4
 
 _LARGEST = 127
 

@@ -8,7 +8,7 @@ import numpy as np
 from mimo_jax.checkpoint.numbers import dequantise
 from mimo_jax.errors import CheckpointError
 from mimo_jax.families.source import Source
-from mimo_jax.weights import Fp8Block, Int8, MxFp4
+from pallas_kernels.formats import Fp8Block, Int8, MxFp4
 
 # One tensor, or its rows [first, last).
 Read = Callable[[str, tuple[int, int] | None], np.ndarray]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from mimo_jax.config import ModelConfig
 from mimo_jax.params import ArraySpec, Params, param_specs
-from mimo_jax.weights import MXFP4_GROUP, Fp8Block, Int8, MxFp4
+from pallas_kernels.formats import MXFP4_GROUP, Fp8Block, Int8, MxFp4
 
 # The name -> columns that share a factor; None: all of a row. One factor a row is the default of "int8": a row then
 # needs no more than one multiplication behind its product.

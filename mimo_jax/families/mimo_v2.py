@@ -13,7 +13,7 @@ from mimo_jax.families.mimo_v2_sources import Layout, draft_heads, hf_sources
 from mimo_jax.families.reader import HF_IGNORED, ConfigReader
 from mimo_jax.families.source import Forms
 from mimo_jax.params import Params
-from mimo_jax.weights import MXFP4_GROUP
+from pallas_kernels.formats import MXFP4_GROUP
 
 Kind = TypeVar("Kind", LayerKind, FfnKind)
 

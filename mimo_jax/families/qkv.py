@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from mimo_jax.families.source import FLOATS, FP8, Piece, Source, merged
-from mimo_jax.weights import Fp8Block
+from pallas_kernels.formats import Fp8Block
 
 PARTS = ("q", "k", "v")
 

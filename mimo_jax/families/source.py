@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mimo_jax.weights import Fp8Block, MxFp4
+from pallas_kernels.formats import Fp8Block, MxFp4
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 FP8 = "float8_e4m3fn"

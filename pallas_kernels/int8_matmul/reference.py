@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.formats import Int8, widen
+
 _LARGEST = 127  # -128 is not used: the scale is symmetric
 
 
@@ -22,8 +24,7 @@ def int8_matmul_reference(x: Array, values: Array, scale: Array, *, group: int, 
     """See `api.int8_matmul`; x [rows, in] -> float32 [rows, out]."""
     if int8_activations:
         return _exact(*quantize_rows(x), values, scale, group)
-    column_scale = jnp.repeat(scale, group, axis=1)[:, : values.shape[1]]  # [out, in]
-    weight = values.astype(jnp.float32) * column_scale
+    weight = widen(Int8(values, scale, group), jnp.float32)
     return jnp.einsum("ri,oi->ro", x.astype(jnp.float32), weight, precision=jax.lax.Precision.HIGHEST)
 
 

@@ -12,7 +12,7 @@ import pytest
 from mimo_jax import CheckpointError, Params
 from mimo_jax.checkpoint.checkpoint import open_checkpoint
 from mimo_jax.checkpoint.load import load_params
-from mimo_jax.weights import widen
+from pallas_kernels.formats import widen
 from sharding import Rules, make_mesh
 from tests.checkpoint.published import HEADS, floats
 from tests.tiny_write import Config, Tensors, write

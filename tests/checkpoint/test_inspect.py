@@ -15,7 +15,7 @@ from mimo_jax.cli import main
 from mimo_jax.families.mimo_v2_published import PUBLISHED, published_forms
 from mimo_jax.inspect import inspect_model, published_checkpoint
 from mimo_jax.params import param_specs
-from mimo_jax.weights import Fp8Block, is_format
+from pallas_kernels.formats import Fp8Block, is_format
 from sharding import Rules, make_mesh
 from tests.checkpoint.published import ROWS, publish
 

@@ -16,7 +16,7 @@ from mimo_jax.checkpoint.load import load_params
 from mimo_jax.checkpoint.numbers import dequantise
 from mimo_jax.config import MtpDims
 from mimo_jax.params import MtpHead
-from mimo_jax.weights import Fp8Block, Int8, MxFp4, is_format, widen
+from pallas_kernels.formats import Fp8Block, Int8, MxFp4, is_format, widen
 from sharding import Rules, make_mesh
 from tests import tiny
 from tests.checkpoint.forward import logits

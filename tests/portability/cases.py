@@ -13,6 +13,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.attention import paged_attention
+from pallas_kernels.expert_matmul import expert_matmul
+from pallas_kernels.formats import Fp8Block, Int8, MxFp4
 from pallas_kernels.int8_matmul import int8_matmul
 
 Case = tuple[str, Any, tuple[Any, ...]]
@@ -37,6 +39,15 @@ INT8_MATMUL = {
     "prefill, groups": (2048, 4096, 8192, 128),
     "prefill, odd": (77, 999, 576, 128),
 }
+# (tokens, experts a token, experts, out, in), and the weights' formats: experts, and one group: a dense layer
+EXPERT_MATMUL = {
+    "decode": (8, 8, 256, 2048, 4096),
+    "prefill": (2048, 8, 256, 4096, 2048),
+}
+DENSE_MATMUL = {
+    "dense, decode": (8, 1, 1, 13568, 4096),
+    "dense, prefill": (2048, 1, 1, 4096, 8192),
+}
 
 
 def cases(device: Any) -> Iterator[Case]:
@@ -49,6 +60,7 @@ def cases(device: Any) -> Iterator[Case]:
 
     yield from attention(array)
     yield from int8_matmuls(array)
+    yield from expert_matmuls(array)
 
 
 def attention(array: MakeArray) -> Iterator[Case]:
@@ -88,3 +100,30 @@ def int8_matmuls(array: MakeArray) -> Iterator[Case]:
         for int8_activations in (False, True):
             multiply = partial(int8_matmul, group=group, int8_activations=int8_activations, impl="pallas")
             yield f"int8_matmul: {name}, {'int8' if int8_activations else 'bfloat16'}", multiply, arguments
+
+
+def expert_matmuls(array: MakeArray) -> Iterator[Case]:
+    for name, (tokens, chosen, experts, outputs, columns) in (EXPERT_MATMUL | DENSE_MATMUL).items():
+        arguments = (array(jnp.bfloat16, tokens * chosen, columns), array(jnp.int32, tokens * chosen))
+        multiply = partial(expert_matmul, most_rows=tokens, impl="pallas")
+        for kind in ("bfloat16", "int8", "fp8", "mxfp4") if experts > 1 else ("fp8", "mxfp4"):
+            weight = weight_of(kind, array, experts, outputs, columns)
+
+            def swapped(weight: Any, x: Any, expert_of_row: Any, multiply: Any = multiply) -> Any:
+                return multiply(x, weight, expert_of_row)
+
+            yield f"expert_matmul: {name}, {kind} weights, bfloat16", swapped, (weight, *arguments)
+
+
+def weight_of(kind: str, array: MakeArray, experts: int, outputs: int, columns: int) -> Any:
+    """As published: one scale a row for int8, blocks of 128 x 128 for float8."""
+    shape = (experts, outputs, columns)
+    if kind == "int8":
+        return Int8(array(jnp.int8, *shape), array(jnp.float32, experts, outputs, 1), columns)
+    if kind == "fp8":
+        scale = array(jnp.float32, experts, -(-outputs // 128), -(-columns // 128))
+        return Fp8Block(array(jnp.float8_e4m3fn, *shape), scale, (128, 128))
+    if kind == "mxfp4":
+        packed = array(jnp.uint8, experts, outputs, columns // 2)
+        return MxFp4(packed, array(jnp.uint8, experts, outputs, columns // 32))
+    return array(jnp.bfloat16, *shape)
